@@ -10,18 +10,20 @@ window, the tables by hash, the members and the sentinel in step.
 
 from sluice.actors.key_shared.dispatch import KeySharedDispatcher
 from sluice.actors.key_shared.observe.heaviest import Heaviest
-from sluice.actors.key_shared.observe.waiting import REASONS, SET_ASIDE, WaitingMessages
-from sluice.actors.key_shared.state.assignments import Assignment, Assignments, Share
+from sluice.actors.key_shared.observe.waiting import WaitingMessages
+from sluice.actors.key_shared.state.assignments import Assignment, Assignments, ReadGates, Share
 from sluice.actors.key_shared.state.hash_assignments import NEW, HashRangeAssignments, JoinAs
 from sluice.actors.key_shared.state.history import KEPT, Change, History
 from sluice.actors.key_shared.state.members import AttachedConsumer
 from sluice.actors.key_shared.state.parked_messages import ParkedKey
 from sluice.actors.key_shared.state.parking import Parking
+from sluice.actors.key_shared.state.policies import NEW_OWNER, REASONS, SET_ASIDE
 from sluice.actors.key_shared.state.selectors import same_ranges
 
 __all__ = [
     "KEPT",
     "NEW",
+    "NEW_OWNER",
     "REASONS",
     "SET_ASIDE",
     "Assignment",
@@ -35,6 +37,7 @@ __all__ = [
     "KeySharedDispatcher",
     "ParkedKey",
     "Parking",
+    "ReadGates",
     "Share",
     "WaitingMessages",
     "same_ranges",

@@ -35,7 +35,7 @@ import numpy.typing as npt
 from sluice.actors.key_shared.observe import explain, heaviest, snapshots, stats, what_if
 from sluice.actors.key_shared.observe.check import check
 from sluice.actors.key_shared.observe.heaviest import Heaviest
-from sluice.actors.key_shared.observe.waiting import WaitingMessages, positions_of, waiting
+from sluice.actors.key_shared.observe.waiting import WaitingMessages, positions_of, reads_not_because, waiting
 from sluice.actors.key_shared.state import arrivals, hash_assignments, nacks, parking, revocation
 from sluice.actors.key_shared.state.acks import acknowledge, acknowledge_all, remove
 from sluice.actors.key_shared.state.assignments import Assignments
@@ -228,10 +228,10 @@ class KeySharedDispatcher:
 
         Without those that are acknowledged, and without the delayed ones, unless `holds_keys`: then with them, and
         `delayed` (bool) says which are not due. Later messages of their hashes wait until `due` brings them.
-        appended: when the topic confirmed them (ms, 0 if unknown); a recording keeps it, and nothing is decided by it.
+        appended: when the topic confirmed them (ms, 0 if unknown); waits are counted, and nothing is decided by it.
         Raises InvariantViolation if the positions do not follow.
         """
-        arrivals.append(self._core, positions, hashes, delayed)
+        arrivals.append(self._core, positions, hashes, delayed, appended)
 
     def reach(self, position: int) -> None:
         """The log was read up to here; what of it did not come to `append` is done or delayed."""
@@ -373,7 +373,9 @@ class KeySharedDispatcher:
 
         Raises InvariantViolation if the sentinel finds a promise broken.
         """
-        return route(self._core, now)
+        sent = route(self._core, now)
+        self._core.counters.waits.gates.next(reads_not_because(self._core))
+        return sent
 
     def wakeup(self, now: int) -> int | None:
         """When time alone may let something out (end of a redelivery delay), ms; None: never."""
@@ -419,7 +421,7 @@ class KeySharedDispatcher:
 
     def reads_not_because(self) -> str:
         """The gate that keeps the next messages from being read; `not_read` if none does."""
-        return str(explain.read_reasons(self._core)[0]["gate"])
+        return reads_not_because(self._core)
 
     def waiting(self) -> WaitingMessages:
         """Messages that were never sent, each with the gate that holds it."""
@@ -459,8 +461,7 @@ class KeySharedDispatcher:
         slot = int(core.tables.owner[hash])
         if slot == NO_SLOT:
             return {"owner": "", "epoch": core.history.number}
-        member = core.members.at(slot)
-        return {"owner": f"{member.name}#{member.number}", "epoch": core.history.number}
+        return {"owner": explain.owner_name(core, slot), "epoch": core.history.number}
 
     def untold(self) -> list[int]:
         """Numbers of the consumers for which `take_events` or `take_revoked` has news."""

@@ -14,14 +14,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sluice.actors.key_shared import REASONS, SET_ASIDE, Assignments, KeySharedDispatcher, WaitingMessages
+from sluice.actors.key_shared import (
+    REASONS,
+    SET_ASIDE,
+    Assignments,
+    KeySharedDispatcher,
+    ReadGates,
+    WaitingMessages,
+)
 from sluice.actors.messages import NO_POSITIONS
 from sluice.actors.recorder.flight_file import RecordedCall, RecordedCalls, RecordedSubscription
 from sluice.actors.recorder.replay import DecisionReplay
 from sluice.storage.errors import NotFound
 from sluice.storage.format.position import Positions, show
 
-NEW_OWNER = "new_owner_waits_for_leases"
 _SHOWN = 5
 _ARRIVALS = {"append": "read from the log", "due": "due"}
 _NO_WAIT = ("nothing_to_deliver", "deliverable", "delivered")
@@ -185,7 +191,7 @@ class Waits:
 
     def __init__(self, replay: DecisionReplay, start: int, end: int, since: int = 0) -> None:
         """start, end: ms, what lies outside does not count. since: when the owner before was seen last, 0 for none."""
-        self._replay, self._span, self._since = replay, (start, end), since
+        self._replay, self._span, self._gates = replay, (start, end), ReadGates(since)
         self.by_reason: Counter[str] = Counter()
         self.by_consumer: Counter[str] = Counter()
         self.by_holder: Counter[str] = Counter()
@@ -197,27 +203,27 @@ class Waits:
         """How many messages came since the last dispatch, and when the topic confirmed them (ms)."""
         self._sent: set[int] = set()
         """Positions that were sent, of a subscription that parks keys."""
-        self._gate = NEW_OWNER
-        self._gates: list[tuple[int, int, str]] = []
-        """From when to when (ms) a gate kept messages from being read, one behind the other."""
 
     def follow(self, call: RecordedCall, answer: Any) -> None:
         """A call was made; after a dispatch look at what waits."""
         now, decisions = self._replay.at, self._replay.decisions
         if call.name in ("begin", "snapshot"):
             if not self._at:
-                self._at = self._since = self._since or now
+                self._gates.own_since(now)
+                self._at = self._gates.since
             if call.name == "snapshot" and decisions is not None:
-                self._waiting, self._gate = None, decisions.reads_not_because()
+                self._waiting = None
+                self._gates.next(decisions.reads_not_because())
         elif call.name == "append":
             self._came.append((len(call.arguments[0]), (call.named or {}).get("appended", 0)))
         elif isinstance(answer, Assignments) and decisions is not None:
             if not self._at:
-                self._at = self._since = now
+                self._at = now
             self._read(now)
             if self._waiting is not None and len(self._waiting.positions):
                 self._count(self._between(self._at, now), decisions)
-            self._waiting, self._at, self._gate = self._look(decisions, answer), now, decisions.reads_not_because()
+            self._waiting, self._at = self._look(decisions, answer), now
+            self._gates.next(decisions.reads_not_because())
 
     def _look(self, decisions: KeySharedDispatcher, sent: Assignments) -> WaitingMessages:
         """All that wait for their first delivery, with those of parked keys."""
@@ -244,18 +250,12 @@ class Waits:
 
     def _read(self, now: int) -> None:
         """Count how long what came was not read."""
-        if self._gates and self._gates[-1][2] == self._gate:
-            self._gates[-1] = (self._gates[-1][0], now, self._gate)
-        else:
-            self._gates.append((self._at, now, self._gate))
+        self._gates.read_at(now)
         came, self._came = self._came, []
         for count, appended in came:
-            first = max(appended, self._since) if appended else now
-            self.whole += count * self._between(first, now)
-            for start, end, gate in reversed(self._gates):
-                if end <= first:
-                    break
-                self.by_reason[gate] += count * self._between(max(start, first), end)
+            for gate, start, end in self._gates.parts(appended or now):
+                self.by_reason[gate] += count * self._between(start, end)
+                self.whole += count * self._between(start, end)
 
     def _count(self, milliseconds: int, decisions: KeySharedDispatcher) -> None:
         waiting = self._waiting

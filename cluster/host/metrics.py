@@ -9,7 +9,8 @@ owner that is replaced starts anew; a topic or subscription that is closed (nobo
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
+import math
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,6 +156,13 @@ LATENCIES = Metric(
     ("bucketDelayedIndexStats", "pulsar_delayed_message_index_bucket_op_latency_ms"),
     "Milliseconds that operations on buckets took, by type",
 )
+WAITS = Metric(
+    "sluice_subscription_wait_ms",
+    ("waits",),
+    "Milliseconds that messages waited from their confirmation to their first delivery, split by reason",
+)
+_HISTOGRAMS = ((LATENCIES, "type"), (WAITS, "reason"))
+"""Histograms in statistics, and the label that each has of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +177,15 @@ class Distribution:
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     sum: float
+
+    def cumulative(self) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Yield suffix, label of the step, and value as Prometheus has them: a step counts those below it as well."""
+        below = 0
+        for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
+            below += count
+            yield "_bucket", {"le": "+Inf" if bound == math.inf else f"{bound:g}"}, float(below)
+        yield "_sum", {}, self.sum
+        yield "_count", {}, float(below)
 
 
 def series(kind: str, stats: Mapping[str, Any]) -> list[tuple[Metric, dict[str, str], float]]:
@@ -189,11 +206,12 @@ def series(kind: str, stats: Mapping[str, Any]) -> list[tuple[Metric, dict[str, 
 def distributions(stats: Mapping[str, Any]) -> list[Distribution]:
     """The histograms in one actor's statistics."""
     found = []
-    for operation, seen in (_find(stats, LATENCIES.statistic) or {}).items():
-        steps = seen.get("quantile", {})
-        bounds = tuple(float(step) for step in steps if step != "overflow")
-        counts = tuple(int(n) for n in steps.values())
-        found.append(Distribution(LATENCIES, {"type": operation}, bounds, counts, float(seen.get("sum", 0))))
+    for metric, label in _HISTOGRAMS:
+        for kind, seen in (_find(stats, metric.statistic) or {}).items():
+            steps = seen.get("quantile", {})
+            bounds = tuple(float(step) for step in steps if step != "overflow")
+            counts = tuple(int(n) for n in steps.values())
+            found.append(Distribution(metric, {label: kind}, bounds, counts, float(seen.get("sum", 0))))
     return found
 
 
@@ -218,11 +236,9 @@ class Exporter:
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
         self._gauges: dict[str, Any] = {}
-        self._histograms: dict[str, Any] = {}
         self._shown: dict[Address, list[Row]] = {}
         self._zeros = 0
         """How many rows in it have the value 0."""
-        self._observed: dict[Address, dict[tuple[str, ...], tuple[int, ...]]] = {}
 
     def show(self, address: Address, kind: str, text: str) -> None:
         """Set the gauges of one actor from its statistics (JSON)."""
@@ -235,14 +251,12 @@ class Exporter:
         }
         rows: list[Row] = [
             (self._gauge(metric, tuple(sorted(extra))), value, {**labels, **extra} if extra else labels)
-            for metric, extra, value in series(kind, stats)
+            for metric, extra, value in [*series(kind, stats), *_steps(stats)]
         ]
         _set(rows)
         self._drop(address)
         self._shown[address] = rows if self._zeros < MOST_ZEROS else [row for row in rows if row[1]]
         self._zeros += _zeros(self._shown[address])
-        for distribution in distributions(stats):
-            self._observe(self._observed.setdefault(address, {}), distribution, {**labels, **distribution.labels})
 
     def show_again(self, address: Address) -> None:
         """The statistics of an actor are what they were."""
@@ -252,33 +266,9 @@ class Exporter:
         """Forget all other actors, which have ended."""
         for address in [address for address in self._shown if address not in addresses]:
             self._drop(address)
-            self._observed.pop(address, None)
 
     def _drop(self, address: Address) -> None:
         self._zeros -= _zeros(self._shown.pop(address, []))
-
-    def _observe(
-        self, observed: dict[tuple[str, ...], tuple[int, ...]], seen: Distribution, tags: dict[str, str]
-    ) -> None:
-        """Hand on what is new since the last time. Of a value only its step is known: the step's end stands for it."""
-        key = (seen.metric.name, *tags.values())
-        before = observed.get(key, ())
-        observed[key] = seen.counts
-        if not before or any(new < old for new, old in zip(seen.counts, before, strict=True)):
-            before = (0,) * len(seen.counts)  # the first time, or the owner began again
-        for bound, new, old in zip((*seen.bounds, 2 * seen.bounds[-1]), seen.counts, before, strict=True):
-            for _ in range(new - old):
-                self._histogram(seen, tuple(tags)).observe(bound, tags=tags)
-
-    def _histogram(self, seen: Distribution, tags: tuple[str, ...]) -> Any:
-        name = seen.metric.name
-        if name not in self._histograms:
-            from ray.util.metrics import Histogram
-
-            self._histograms[name] = Histogram(
-                name, description=seen.metric.description, boundaries=list(seen.bounds), tag_keys=tags
-            )
-        return self._histograms[name]
 
     def _gauge(self, metric: Metric, extra: tuple[str, ...]) -> Any:
         if metric.name not in self._gauges:
@@ -286,6 +276,13 @@ class Exporter:
 
             self._gauges[metric.name] = Gauge(metric.name, description=metric.help, tag_keys=(*LABELS, *extra))
         return self._gauges[metric.name]
+
+
+def _steps(stats: Mapping[str, Any]) -> Iterator[tuple[Metric, dict[str, str], float]]:
+    """Yield the histograms of one actor as gauges with Prometheus' names; Ray's own take one value after the other."""
+    for seen in distributions(stats):
+        for suffix, extra, value in seen.cumulative():
+            yield Metric(seen.metric.name + suffix, (), seen.metric.description), {**seen.labels, **extra}, value
 
 
 def _set(rows: list[Row]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sluice.cluster.host.metrics import Distribution, Metric, distributions, series
+from sluice.cluster.host.metrics import Metric, distributions, series
 
 
 def text_of(owners: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
@@ -20,21 +20,15 @@ def text_of(owners: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
             known.append(f"{metric.name}{_labels({**labels, **extra})} {_number(value)}")
         for seen in distributions(stats):
             known = lines.setdefault(seen.metric.name, _head(seen.metric, "histogram"))
-            known += _histogram(seen, {**labels, **seen.labels})
+            known += [
+                f"{seen.metric.name}{suffix}{_labels({**labels, **seen.labels, **extra})} {_number(value)}"
+                for suffix, extra, value in seen.cumulative()
+            ]
     return "".join(f"{line}\n" for name in sorted(lines) for line in lines[name])
 
 
 def _head(metric: Metric, kind: str) -> list[str]:
     return [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {kind}"]
-
-
-def _histogram(seen: Distribution, labels: dict[str, str]) -> list[str]:
-    """The lines of one histogram: in Prometheus' text each step counts those below it as well."""
-    name, below, lines = seen.metric.name, 0, []
-    for bound, count in zip((*map(_number, seen.bounds), "+Inf"), seen.counts, strict=True):
-        below += count
-        lines.append(f"{name}_bucket{_labels({**labels, 'le': bound})} {below}")
-    return [*lines, f"{name}_sum{_labels(labels)} {_number(seen.sum)}", f"{name}_count{_labels(labels)} {below}"]
 
 
 def _number(value: float) -> str:

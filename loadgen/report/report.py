@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sluice.loadgen.judge.checkers import INFORMATION
-from sluice.loadgen.report import charts
+from sluice.loadgen.report import charts, waits
 from sluice.loadgen.report.result import BROKEN, OK, Report, percentiles
 from sluice.loadgen.samples import hot_keys
 from sluice.loadgen.samples.memory import WARM_US, by_role, summarise
@@ -66,7 +66,7 @@ def render(report: Report) -> str:
             ),
             _card("Latency", *_latency(report)),
             _card("Promises", _verdict_table(report), _checked(report)),
-            _card("Faults", _fault_table(report)),
+            _card("Faults", _fault_table(report) + waits.table(report.waits_shown())),
             _card(
                 "At rest",
                 _rest_table(report) + _drains_table(report),
@@ -441,7 +441,9 @@ def _acts_in_words(report: Report) -> list[tuple[str, str]]:
         else:
             text = f"{act['messages']:,} messages, {act['end_to_end_msgs_per_s']:,.0f}/s end to end"
         rows.append((f"act {number}", f"{act['name']}: {text}"))
-    return rows
+    return rows + [
+        ("waits", f"{row['what']}: {waits.in_words(row['message_seconds'])}") for row in report.waits_shown()[:3]
+    ]
 
 
 def _faults_in_words(report: Report) -> str:

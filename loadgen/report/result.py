@@ -20,6 +20,7 @@ from sluice.loadgen.faults.rolling import HOLD_LIMIT_MS, MOST_MOVES, Moves
 from sluice.loadgen.judge.checkers import VIOLATIONS, nothing_checked
 from sluice.loadgen.judge.recovery import tell, tell_faults
 from sluice.loadgen.judge.verdict import Judgement
+from sluice.loadgen.report.waits import WaitSamples, waits_shown
 from sluice.loadgen.samples.memory import MEMORY, summarise
 
 DRAINING = "draining_hashes"
@@ -39,7 +40,8 @@ class Report:
     planned: kinds of faults that were to come. drains: what each owner told of finished drains. hot_keys: the heaviest
     keys (loadgen.samples.hot_keys). strict: what was not shown counts. untold: promises that this run could not judge,
     and why; what was counted of them is left out. cut_off: publishing ended too soon; what was sent is not all written
-    down. topic: the one that was flooded. incident: the file with the recorded decisions of a run that is not ok.
+    down. waits: how long messages had waited until each sample, by reason. topic: the one that was flooded. incident:
+    the file with the recorded decisions of a run that is not ok.
     """
 
     seed: int
@@ -64,6 +66,7 @@ class Report:
     rolling_restart: bool = False
     untold: dict[str, str] = field(default_factory=dict)
     cut_off: bool = False
+    waits: WaitSamples = ()
     topic: str = ""
     incident: str = ""
 
@@ -130,6 +133,10 @@ class Report:
             }
             rows.append(act.to_dict(self.start_us) | {"messages": figures.confirmed} | figures.rates() | latencies)
         return [*rows, *(act.to_dict(self.start_us) | {"at_rest": self.at_rest} for act in self.acts[-1:])]
+
+    def waits_shown(self) -> list[dict[str, Any]]:
+        """Where the time of messages went, a row an act and a fault (loadgen.report.waits)."""
+        return waits_shown(self.waits, self.acts, self.faults, self.start_us)
 
     def drains_shown(self) -> dict[str, dict[str, int]]:
         """How long hashes drained and how many attempts they blocked, by the consumer that had to finish.
@@ -238,6 +245,7 @@ class Report:
             "at_rest": self.at_rest,
             "not_shown": self.not_shown,
             "acts": self.acts_shown(),
+            "waits": self.waits_shown(),
             "drains_by_consumer": self.drains_shown(),
             "hot_keys": self.hot_keys,
             "moves": self.moves.to_dict() if self.moves is not None else None,

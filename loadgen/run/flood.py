@@ -346,6 +346,7 @@ class Flood:
             planned=self._planned,
             drains=sampler.drains,
             hot_keys=merged(sampler.hot_keys),
+            waits=sampler.waits,
             strict=options.strict,
             rolling_restart=bool(options.scenario),
             delays_expected=options.delayed > 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -94,6 +95,10 @@ class Sampler(Sampling):
     """The last report of each owner, by (partition, epoch), on finished drains, by consumer."""
     counted: dict[tuple[int, int], dict[str, int]] = field(default_factory=dict)
     """The last row of each owner of each partition."""
+    waits: list[tuple[int, dict[str, int]]] = field(default_factory=list)
+    """Of each sample: its time (us), and the message-milliseconds until then that messages waited, by reason."""
+    waited: dict[tuple[int, int], dict[str, int]] = field(default_factory=dict)
+    """The last sums of each owner of each partition."""
     hot_keys: list[dict[str, Any]] = field(default_factory=list)
     """The heaviest keys that each partition reported in the end."""
 
@@ -109,7 +114,13 @@ class Sampler(Sampling):
         answers = self.client.stats(self.topic, self.subscription)
         rows = [row_of(stats, at) for stats in answers]
         for stats in answers:
-            self.drains[int(stats["partition"]), int(stats.get("epoch", 0))] = stats["drainingHashesByConsumer"]
+            owner = int(stats["partition"]), int(stats.get("epoch", 0))
+            self.drains[owner] = stats["drainingHashesByConsumer"]
+            self.waited[owner] = {reason: of["sum"] for reason, of in stats.get("waits", {}).items()}
+        whole: Counter[str] = Counter()
+        for of_owner in self.waited.values():
+            whole.update(of_owner)
+        self.waits.append((at, dict(whole)))
         sums = {name: sum(row[name] for row in rows) for name in (*_ALWAYS, *_SENTINEL)}
         for row in rows:
             self.counted[row["partition"], row["epoch"]] = row

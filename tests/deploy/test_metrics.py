@@ -28,7 +28,21 @@ _LABEL = re.compile(r'(\w+)="')
 _MATCHER = re.compile(r'\{__name__=~"([^"]+)"\}')
 _BY = re.compile(r"\bby \(([^)]*)\)")
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_KNOWN = {"sum", "by", "rate", "increase", "deriv", "delta", "min_over_time", "and", "or", "vector", "up", "job"}
+_KNOWN = {
+    "sum",
+    "by",
+    "rate",
+    "increase",
+    "deriv",
+    "delta",
+    "min_over_time",
+    "and",
+    "or",
+    "vector",
+    "up",
+    "job",
+    "histogram_quantile",
+}
 """Words of Prometheus' language in the files, with the one series that Prometheus makes itself."""
 
 

@@ -305,7 +305,7 @@ def _ahead(core: DispatchState, row: int) -> int:
     rows = core.window.rows_in(FRESH) if fresh else redelivered(core)
     allowance = core.members.allowance()
     candidates = candidates_of(core, rows, allowance, fresh=bool(fresh))
-    blocked = closed_rows(core, candidates)
+    blocked = closed_rows(closed(core, candidates))
     chosen = rows if blocked is None else rows[~blocked]
     slot = core.tables.owner[int(core.window.hash[row])]
     return int((core.tables.owner[core.window.hash[chosen[chosen < row]]] == slot).sum())

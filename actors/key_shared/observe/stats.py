@@ -60,6 +60,7 @@ def stats(core: DispatchState, now: int) -> dict[str, Any]:
         **core.drains.stats(),
         **kept_stats(core),
         "heldBackByPolicyTotal": core.counters.held_back,
+        "waits": core.counters.waits.stats(),
         "assignmentEpoch": core.history.number,
         "consumers": consumers,
         "sentinel": core.sentinel.stats(),

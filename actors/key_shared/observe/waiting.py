@@ -7,17 +7,20 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sluice.actors.key_shared.state.dispatch_pass import candidates_of, closed
+from sluice.actors.key_shared.state.dispatch_pass import candidates_of, closed, reasons_of
 from sluice.actors.key_shared.state.dispatch_state import DispatchState
-from sluice.actors.key_shared.state.policies import Gate
+from sluice.actors.key_shared.state.policies import (
+    LOOK_AHEAD_LIMIT,
+    NO_PERMITS,
+    NOT_READ,
+    REASONS,
+    SET_ASIDE,
+    UNACKED_LIMIT,
+    Gate,
+)
 from sluice.actors.key_shared.state.window import DEAD, DELIVERED, FRESH, HELD, REPLAY, UNORDERED, WAITING
 from sluice.storage.format.hashing import Hashes
 from sluice.storage.format.position import Positions
-
-NO_PERMITS, SET_ASIDE, GRACE = "no_permits", "parked_or_dead", "grace"
-REDELIVERY = Gate.REDELIVERY.name.lower()
-REASONS = (*(gate.name.lower() for gate in Gate), NO_PERMITS, SET_ASIDE, GRACE)
-"""Why a message may wait, by the numbers in `WaitingMessages`."""
 
 
 class WaitingMessages(NamedTuple):
@@ -38,26 +41,30 @@ def waiting(core: DispatchState) -> WaitingMessages:
     window = core.window
     rows = window.rows_in(FRESH, REPLAY, UNORDERED, HELD, WAITING, DEAD)
     rows = rows[(window.flags[rows] & DELIVERED) == 0]
-    reasons = np.full(len(rows), REASONS.index(NO_PERMITS), np.uint8)
     candidates = candidates_of(core, rows, core.members.allowance(), fresh=False)
-    for slot in core.kept.by_slot:
-        reasons[candidates.owners == slot] = REASONS.index(GRACE)
-    for gate, mask in reversed(list(closed(core, candidates))):
-        reasons[mask] = REASONS.index(gate.name.lower())
-        if gate == Gate.KEY_DELAYED and mask.any():
-            held_from = core.tables.held_from[candidates.hashes[mask]]
-            given_back = window.position[window.rows_in(WAITING)]
-            reasons[np.flatnonzero(mask)[np.isin(held_from, given_back)]] = REASONS.index(REDELIVERY)
+    reasons = reasons_of(core, candidates, list(closed(core, candidates)))
     state = window.state[rows]
-    reasons[(state == HELD) | (state == WAITING)] = REASONS.index(Gate.KEY_DELAYED.name.lower())
+    reasons[(state == HELD) | (state == WAITING)] = Gate.KEY_DELAYED - 1
     reasons[state == DEAD] = REASONS.index(SET_ASIDE)
     # A row behind the slots is nobody's.
     numbers = np.append(core.members.numbers, 0)
     owners = numbers[np.minimum(candidates.owners, len(numbers) - 1)]
-    drains = reasons == REASONS.index(Gate.DRAINING.name.lower())
+    drains = reasons == Gate.DRAINING - 1
     holders = np.zeros(len(rows), np.int64)
     holders[drains] = numbers[core.tables.holders(candidates.hashes[drains])]
     return WaitingMessages(window.position[rows], window.masked_hash[rows], owners, reasons, holders)
+
+
+def reads_not_because(core: DispatchState) -> str:
+    """The gate that keeps the next messages from being read, by its name in REASONS: the first that `explain` names."""
+    members = core.members
+    if not len(members):
+        return Gate.NO_OWNER.name.lower()
+    if members.all_blocked:
+        return UNACKED_LIMIT
+    if not members.allowance().any():
+        return UNACKED_LIMIT if any(members.blocked[member.slot] for member in members) else NO_PERMITS
+    return LOOK_AHEAD_LIMIT if core.waiting >= core.look_ahead_limit() else NOT_READ
 
 
 def positions_of(core: DispatchState, key_hash: int) -> Positions:

@@ -16,7 +16,7 @@ from sluice.storage.format.hashing import Hashes
 from sluice.storage.format.position import Positions, show
 
 
-def append(core: DispatchState, positions: Positions, hashes: Hashes, delayed: Mask | None) -> None:
+def append(core: DispatchState, positions: Positions, hashes: Hashes, delayed: Mask | None, appended: int) -> None:
     window = core.window
     if len(positions) == 0:
         return
@@ -26,6 +26,7 @@ def append(core: DispatchState, positions: Positions, hashes: Hashes, delayed: M
     if core.nack_ordered:
         core.look_again()
     _add(core, positions, hashes, FRESH, 0)
+    core.counters.waits.came(len(positions) - (0 if delayed is None else int(np.count_nonzero(delayed))), appended)
     if delayed is not None and delayed.any():
         if not core.holds_keys:
             raise InvariantViolation("delayed messages were read into a subscription in which they hold no keys")

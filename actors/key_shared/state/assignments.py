@@ -6,12 +6,14 @@ and needs none of them; whoever serves one consumer after the other iterates, an
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from sluice.actors.key_shared.state.policies import NEW_OWNER, REASONS
 from sluice.storage.format.position import Positions
 
 NO_REDELIVERIES: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -44,13 +46,100 @@ class Share(NamedTuple):
     dispatch: int
 
 
+STEPS_MS = (1, 5, 10, 50, 100, 500, 1000, 5000, 30_000, 60_000)
+_STEPS, _GATES = np.array(STEPS_MS), 1_000
+
+
+class ReadGates:
+    """The gates that kept messages from being read, one after the other. since: ms, nothing counts before it."""
+
+    def __init__(self, since: int = 0) -> None:
+        self.since = since
+        self._now = NEW_OWNER
+        self._past: list[tuple[int, str]] = []
+        """The end (ms) of each gate that was there, oldest first."""
+
+    def own_since(self, now: int) -> None:
+        """The owner is there since `now` (ms), unless that was known before."""
+        self.since = self.since or now
+
+    def read_at(self, now: int) -> None:
+        """What came is read at `now` (ms), past the gate that was there until then."""
+        self.own_since(now)
+        if self._past and self._past[-1][1] == self._now:
+            self._past[-1] = now, self._now
+        else:
+            self._past.append((now, self._now))
+            del self._past[:-_GATES]
+
+    def next(self, gate: str) -> None:
+        """From the last reading on this one is there."""
+        self._now = gate
+
+    def parts(self, appended: int) -> Iterator[tuple[str, int, int]]:
+        """Divide the wait of a message from its confirmation (ms) to its reading: gates with their starts and ends."""
+        first = max(appended, self.since)
+        for at in range(len(self._past) - 1, -1, -1):
+            end, gate = self._past[at]
+            start = max(self._past[at - 1][0], first) if at else first
+            yield gate, start, end
+            if start <= first:
+                return
+
+
+class WaitTimes:
+    """How long messages waited for their first delivery: a histogram of the lengths (ms) of their parts, by reason.
+
+    Invariant: `sums` of all reasons are what the messages waited from their confirmation, or since this owner began.
+    """
+
+    def __init__(self) -> None:
+        self.counts = np.zeros((len(REASONS), len(STEPS_MS) + 1), np.int64)
+        self.sums = np.zeros(len(REASONS), np.int64)
+        self.gates = ReadGates()
+        self._came: list[tuple[int, int]] = []
+
+    def came(self, count: int, appended: int) -> None:
+        """So many messages were read, which the topic confirmed then (ms, 0 if that is unknown)."""
+        self._came.append((count, appended))
+
+    def read(self, now: int) -> None:
+        """A dispatch takes what came, at `now` (ms)."""
+        self.gates.read_at(now)
+        for count, appended in self._came:
+            for gate, start, end in self.gates.parts(appended or now):
+                reason, waited = REASONS.index(gate), max(end - start, 0)
+                self.counts[reason, bisect_left(STEPS_MS, waited)] += count
+                self.sums[reason] += count * waited
+        self._came.clear()
+
+    def end(self, reasons: npt.NDArray[np.uint8], waited: npt.NDArray[np.int64]) -> None:
+        """So long (ms) messages waited for a reason (index in REASONS) that is over, one value a message."""
+        if len(reasons):
+            steps = reasons.astype(np.intp) * self.counts.shape[1] + np.searchsorted(_STEPS, waited)
+            self.counts += np.bincount(steps, minlength=self.counts.size).reshape(self.counts.shape)
+            self.sums += np.bincount(reasons, waited, len(self.sums)).astype(np.int64)
+
+    def stats(self) -> dict[str, Any]:
+        """Histograms of the reasons that there were, by name."""
+        names = [*map(str, STEPS_MS), "overflow"]
+        return {
+            REASONS[reason]: {
+                "quantile": dict(zip(names, self.counts[reason].tolist(), strict=True)),
+                "sum": int(self.sums[reason]),
+            }
+            for reason in np.flatnonzero(self.counts.any(axis=1)).tolist()
+        }
+
+
 class DispatchCounters:
     """What is counted over all passes. passes: how many there were. dispatched: how many messages were sent.
-    held_back: how many a gate of the policy refused.
+    held_back: how many a gate of the policy refused. waits: how long they waited.
     """
 
     def __init__(self) -> None:
         self.passes = self.dispatched = self.held_back = 0
+        self.waits = WaitTimes()
 
     def begin_pass(self) -> None:
         """One more pass."""
@@ -67,7 +156,7 @@ class DispatchCounters:
 
     def continue_from(self, before: DispatchCounters) -> None:
         """The numbers of messages go on, and the total."""
-        self.dispatched, self.held_back = before.dispatched, before.held_back
+        self.dispatched, self.held_back, self.waits = before.dispatched, before.held_back, before.waits
 
 
 class Assignments:

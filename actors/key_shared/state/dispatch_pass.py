@@ -13,7 +13,7 @@ which was a defect upstream (#23870).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -22,18 +22,20 @@ from sluice.actors.key_shared.state import nacks, parking, revocation
 from sluice.actors.key_shared.state.assignments import NO_REDELIVERIES, Assignments, Share
 from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.members import Counts
-from sluice.actors.key_shared.state.policies import Candidates, Gate
+from sluice.actors.key_shared.state.policies import GRACE, NO_PERMITS, REASONS, Candidates, Gate
 from sluice.actors.key_shared.state.position_table import Rows
 from sluice.actors.key_shared.state.tables import distinct
 from sluice.actors.key_shared.state.window import (
     DELIVERED,
     DUE,
     FRESH,
+    NO_REASON,
     NO_SLOT,
     PENDING,
     REPLAY,
     SENT,
     UNORDERED,
+    WAITING,
     Mask,
     Reduced,
 )
@@ -64,6 +66,7 @@ def closed(core: DispatchState, rows: Candidates) -> Iterator[tuple[Gate, Mask]]
 def route(core: DispatchState, now: int) -> Assignments:
     """Everything that can go out now."""
     core.at(now)
+    core.counters.waits.read(now)
     nacks.wake(core, now)
     out = Assignments()
     window = core.window
@@ -97,7 +100,7 @@ def would_send(core: DispatchState) -> int:
         (True, core.window.rows_fresh()),
     ):
         candidates = candidates_of(core, rows, allowance, fresh=fresh)
-        blocked = closed_rows(core, candidates)
+        blocked = closed_rows(closed(core, candidates))
         owners = candidates.owners if blocked is None else candidates.owners[~blocked]
         counts = np.bincount(owners, minlength=len(allowance))
         going = np.minimum(counts, allowance)
@@ -114,26 +117,41 @@ def candidates_of(core: DispatchState, rows: Rows | slice, allowance: Counts, *,
     return Candidates(core.window.position[rows], hashes, owners, fresh)
 
 
-def closed_rows(core: DispatchState, candidates: Candidates, *, counting: bool = False) -> Mask | None:
-    """Which candidates a gate holds back, bool, one a row; None: no gate holds any.
-
-    counting: this is a real attempt, so draining hashes note it, once a hash and pass (KS-27, KS-33).
-    """
+def closed_rows(gates: Iterable[tuple[Gate, Mask]]) -> Mask | None:
+    """Which candidates a gate holds back, bool, one a row; None: no gate holds any."""
     blocked: Mask | None = None
-    for gate, mask in closed(core, candidates):
-        if counting and gate == Gate.DRAINING:
-            core.drains.block(core.tables, distinct(candidates.hashes[mask]))
-        if counting and gate in (Gate.DRAINING, Gate.RECENTLY_JOINED):
-            core.counters.hold_back(int(np.count_nonzero(mask)))
+    for _, mask in gates:
         blocked = mask if blocked is None else blocked | mask
     return blocked if blocked is not None and blocked.any() else None
+
+
+def reasons_of(core: DispatchState, candidates: Candidates, gates: list[tuple[Gate, Mask]]) -> npt.NDArray[np.uint8]:
+    """Why each candidate waits, index in REASONS: the first gate that holds it back, else its owner."""
+    reasons = np.full(len(candidates.hashes), REASONS.index(NO_PERMITS), np.uint8)
+    for slot in core.kept.by_slot:
+        reasons[candidates.owners == slot] = REASONS.index(GRACE)
+    for gate, mask in reversed(gates):
+        if gate == Gate.EARLIER_WAITS:
+            continue  # for the reason of the earlier one
+        reasons[mask] = gate - 1
+        if gate == Gate.KEY_DELAYED and mask.any():
+            held_from = core.tables.held_from[candidates.hashes[mask]]
+            given_back = core.window.position[core.window.rows_in(WAITING)]
+            reasons[np.flatnonzero(mask)[np.isin(held_from, given_back)]] = Gate.REDELIVERY - 1
+    return reasons
 
 
 def _pass(core: DispatchState, rows: Rows | slice, out: Assignments, now: int, *, fresh: bool) -> None:
     """Judge `rows`, send what may go, leave the others waiting in the order."""
     allowance = core.members.allowance()
     candidates = candidates_of(core, rows, allowance, fresh=fresh)
-    blocked = closed_rows(core, candidates, counting=True)
+    gates = list(closed(core, candidates))
+    for gate, mask in gates:  # draining hashes note a real attempt, once a hash and pass (KS-27, KS-33)
+        if gate == Gate.DRAINING:
+            core.drains.block(core.tables, distinct(candidates.hashes[mask]))
+        if gate in (Gate.DRAINING, Gate.RECENTLY_JOINED):
+            core.counters.hold_back(int(np.count_nonzero(mask)))
+    blocked = closed_rows(gates)
     core.counters.begin_pass()
     picked, left, counts = cut(core, candidates.owners, blocked, allowance)
     total = int(np.add.reduce(counts))
@@ -142,8 +160,28 @@ def _pass(core: DispatchState, rows: Rows | slice, out: Assignments, now: int, *
     if fresh:
         _mark_fresh(core, rows, candidates.owners, left, now)
         core.window.none_fresh()
+    if len(left):
+        kept = left + rows.start if isinstance(rows, slice) else rows[left]
+        _note_reasons(core, kept, reasons_of(core, candidates, gates)[left], now, fresh=fresh)
     if total:
         _send(core, rows, candidates, picked, counts, out, now)
+
+
+def _note_reasons(core: DispatchState, rows: Rows, reasons: npt.NDArray[np.uint8], now: int, *, fresh: bool) -> None:
+    """Rows go on waiting; of those that wait for another reason than before, the part until now is counted."""
+    window = core.window
+    if not fresh:
+        changed = (window.why[rows] != reasons) & ((window.flags[rows] & DELIVERED) == 0)
+        rows, reasons = rows[changed], reasons[changed]
+        _count_waits(core, rows, now)
+    window.wait_for(rows, reasons, now)
+
+
+def _count_waits(core: DispatchState, rows: Rows, now: int) -> None:
+    """The reason for which rows waited is over."""
+    window = core.window
+    rows = rows[window.why[rows] != NO_REASON]
+    core.counters.waits.end(window.why[rows], now - window.why_since[rows])
 
 
 def _mark_fresh(core: DispatchState, rows: Rows | slice, owners: Reduced, left: npt.NDArray[np.intp], now: int) -> None:
@@ -218,6 +256,7 @@ def _send(
         flags = window.flags[chosen] & (DELIVERED | DUE)
         core.sentinel.sent(slots, hashes, positions, flags == 0, placed=(flags & DUE) == 0)
         _take_from_queue(core, chosen)
+        _count_waits(core, chosen[flags & DELIVERED == 0], now)
         window.consumer[chosen] = slots
         window.flags[chosen] |= DELIVERED | SENT
         window.since[chosen] = now

@@ -118,6 +118,8 @@ class DispatchState:
 
     def at(self, now: int) -> None:
         """It is `now`, in milliseconds."""
+        if not self.now:
+            self.counters.waits.gates.own_since(now)
         self.now = now
 
     def look_again(self) -> None:

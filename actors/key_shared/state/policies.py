@@ -71,6 +71,15 @@ class Candidates:
     fresh: bool
 
 
+NO_PERMITS, SET_ASIDE, GRACE, NOT_READ = "no_permits", "parked_or_dead", "grace", "not_read"
+NEW_OWNER, UNACKED_LIMIT, LOOK_AHEAD_LIMIT = "new_owner_waits_for_leases", "unacked_limit", "look_ahead_limit"
+REASONS = (
+    *(gate.name.lower() for gate in Gate),
+    *(NO_PERMITS, SET_ASIDE, GRACE, NOT_READ, NEW_OWNER, UNACKED_LIMIT, LOOK_AHEAD_LIMIT),
+)
+"""Why a message may wait for its first delivery; columns have the numbers of these."""
+
+
 class Policy(Protocol):
     """The differences between the policies."""
 

@@ -13,7 +13,8 @@ One row a message, by column, always ascending by position. A row is in one of t
     DONE      gone; the row is free
 
 `since` is when a row came into its state, for ages in explanations, and of a WAITING row when it may leave it;
-`redelivery` counts counted redeliveries.
+`redelivery` counts counted redeliveries. `why` is the reason for which a row waits for its first delivery (index in
+REASONS, `NO_REASON` before the first look), and `why_since` when that began.
 
 `masked_hash` is the masked hash of a message's key (`storage.format.hashing`), and `hash` is what the selector makes of
 it. How rows are found, added and squeezed is `position_table`.
@@ -59,13 +60,14 @@ EXAMINED = 64
 """Flag: its hash is that of a parked key, and its own key is another one (`parked_messages`)."""
 
 NO_SLOT = 0xFFFF
+NO_REASON = 0xFF
 MAX_REDELIVERIES = 255
 
 
 class Window(PositionTable):
     """The messages of one subscription that were read and are not done."""
 
-    columns = (*PositionTable.columns, "hash", "flags", "redelivery", "consumer", "since")
+    columns = (*PositionTable.columns, "hash", "flags", "redelivery", "consumer", "since", "why", "why_since")
 
     def __init__(self) -> None:
         super().__init__(len(STATES), rows=16)
@@ -75,6 +77,8 @@ class Window(PositionTable):
         self.redelivery: npt.NDArray[np.uint8] = np.zeros(rows, np.uint8)
         self.consumer: Reduced = np.zeros(rows, np.uint16)
         self.since: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
+        self.why: npt.NDArray[np.uint8] = np.zeros(rows, np.uint8)
+        self.why_since: npt.NDArray[np.int64] = np.zeros(rows, np.int64)
         self.fresh_from = 0
         """No row before it is FRESH."""
         self.redelivered = False
@@ -118,6 +122,10 @@ class Window(PositionTable):
         self.redelivery[rows] = counts
         self.redelivered = True
 
+    def wait_for(self, rows: Rows, reasons: npt.NDArray[np.uint8], now: int) -> None:
+        """From `now` (ms) on rows wait for these reasons, one a row."""
+        self.why[rows], self.why_since[rows] = reasons, now
+
     def note_overtaking(self, rows: Rows) -> None:
         """The application had these before an earlier message of their key came again."""
         self.flags[rows] |= OVERTOOK
@@ -136,6 +144,7 @@ class Window(PositionTable):
         self.move(rows, len(rows), DONE, state)
         self.flags[rows] = 0
         self.redelivery[rows] = 0
+        self.why[rows] = NO_REASON
 
     def rows_fresh(self) -> Rows | slice:
         """The FRESH rows: a slice when they are all that is at the end of the table, as they almost always are."""
@@ -169,4 +178,5 @@ def _values(masked: Hashes, hashes: Reduced, flags: int, now: int) -> dict[str, 
         "redelivery": 0,
         "consumer": NO_SLOT,
         "since": now,
+        "why": NO_REASON,
     }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sluice.actors.key_shared import NEW_OWNER
 from sluice.actors.ports import DiskFailed, InCommon, Ports
 from sluice.actors.recorder.flight_file import EVERY_MS, RecordedCalls, unpack
 from sluice.actors.recorder.flight_recorder import FlightRecorder
 from sluice.actors.recorder.replay import replay
-from sluice.actors.recorder.timeline import NEW_OWNER, explain_at, timeline, waits
+from sluice.actors.recorder.timeline import explain_at, timeline, waits
 from sluice.storage.format.hashing import masked_hash
 from tests.scenarios.key_shared.broker import Broker, play
 
@@ -143,7 +144,7 @@ def test_a_key_that_drained_is_explained_afterwards() -> None:
         assert story.index("waits: draining") < story.index("delivered to other#")
         sums = waits(chunks, began, end)
         assert next(iter(sums.by_reason.most_common()))[0] == "draining"
-        assert sum(sums.by_reason.values()) == sums.whole > sum(sums.by_consumer.values()) > 2_000
+        assert sum(sums.by_reason.values()) == sums.whole >= sum(sums.by_consumer.values()) > 2_000
         assert next(iter(sums.by_holder)).startswith("slow#")
 
     play(scenario)

@@ -59,6 +59,27 @@ class Spike(RecordedDriver):
         return assemble([pack(chunk)])
 
 
+def test_counted_waits_are_those_of_the_replay() -> None:
+    spike = Spike(look_ahead_per_consumer=2, look_ahead_per_subscription=4)
+    spike.join("hangs", 30)
+    spike.confirm(*many(20))
+    spike.step()
+    spike.join("other", 30)
+    spike.confirm(*many(20) * 2)
+    for _ in range(20):
+        spike.step()
+    for _ in range(100):
+        spike.step()
+        for name, number in spike.numbers.items():
+            spike.dispatch.acknowledge(spike.dispatch.pending(number), number)
+            spike.grant(name, 1)
+    assert not spike.log
+    assert not spike.waiting
+    counted = {reason: of["sum"] for reason, of in spike.dispatch.stats(spike.now)["waits"].items() if of["sum"]}
+    assert counted == {reason: sum_ms for reason, sum_ms in spike.found().by_reason.items() if sum_ms}
+    assert {"draining", "no_permits", "look_ahead_limit"} <= set(counted)
+
+
 def first(sums: Waits) -> str:
     return sums.by_reason.most_common(1)[0][0]
 

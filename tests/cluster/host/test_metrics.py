@@ -6,9 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from sluice.actors.delayed.stats import CREATE, Operations
+from sluice.actors.key_shared.state.assignments import WaitTimes
+from sluice.actors.key_shared.state.policies import REASONS
 from sluice.cluster.host.metrics import Exporter, distributions, series
 from sluice.cluster.host.metrics_text import text_of
 
@@ -69,28 +72,6 @@ def test_latencies_are_a_histogram_with_sum_and_steps() -> None:
     assert seen.sum == 20 + 60 + 70 + 70_000
 
 
-def test_what_was_observed_is_not_observed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    observed: list[float] = []
-
-    class Histogram:
-        def __init__(self, name: str, **_: object) -> None:
-            assert name.startswith("pulsar_")
-
-        def observe(self, value: float, tags: dict[str, str]) -> None:
-            observed.append(value)
-
-    class Gauge(Histogram):
-        def set(self, value: float, tags: dict[str, str]) -> None:
-            assert value >= 0
-
-    monkeypatch.setattr("ray.util.metrics.Histogram", Histogram)
-    monkeypatch.setattr("ray.util.metrics.Gauge", Gauge)
-    exporter = Exporter("c")
-    for took in ((20,), (20,), (20, 60), (80,)):
-        exporter.show("h/t", "topic", json.dumps({"topic": "t", "bucketDelayedIndexStats": index_stats(*took)}))
-    assert observed == [50, 100, 100]
-
-
 class SetGauges:
     """Stands for Ray's gauges. values: what was set, by name and topic, since this was cleared."""
 
@@ -101,6 +82,29 @@ class SetGauges:
 
     def set(self, value: float, tags: dict[str, str]) -> None:
         self.values[self.name, tags["topic"]] = value
+
+
+def test_waits_by_reason_are_steps_sums_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: dict[tuple[str, str, str], float] = {}
+
+    class Gauge(SetGauges):
+        def set(self, value: float, tags: dict[str, str]) -> None:
+            shown[self.name, tags.get("reason", ""), tags.get("le", "")] = value
+
+    monkeypatch.setattr("ray.util.metrics.Gauge", Gauge)
+    waits = WaitTimes()
+    waits.end(np.full(3, REASONS.index("draining"), np.uint8), np.array([4, 700, 90_000]))
+    stats = {"topic": "t", "subscription": "s", "waits": waits.stats()}
+    Exporter("c").show("h/d", "dispatcher", json.dumps(stats))
+    name = "sluice_subscription_wait_ms"
+    steps = {
+        le: value for (series, reason, le), value in shown.items() if (series, reason) == (f"{name}_bucket", "draining")
+    }
+    assert (steps["1"], steps["5"], steps["1000"], steps["60000"], steps["+Inf"]) == (0, 1, 2, 2, 3)
+    assert (shown[f"{name}_sum", "draining", ""], shown[f"{name}_count", "draining", ""]) == (90_704, 3)
+    text = text_of([("dispatcher", stats | {"partition": 0})])
+    assert f"# TYPE {name} histogram" in text
+    assert f'{name}_bucket{{topic="t",partition="0",subscription="s",reason="draining",le="1000"}} 2' in text
 
 
 @pytest.fixture

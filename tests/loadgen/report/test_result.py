@@ -75,6 +75,28 @@ def test_restarts_after_the_load_have_shown_nothing() -> None:
     assert told.reasons == ["1 of 2 restarts came after the last message; give it more --minutes"]
 
 
+def test_waits_are_split_by_act_and_by_fault() -> None:
+    acts = [Act("fast", START, START + 1_000_000), Act("loaded", START + 1_000_000, START + 3_000_000)]
+    waits = [
+        (START, {"no_permits": 500}),
+        (START + 900_000, {"no_permits": 2_500}),
+        (START + 1_400_000, {"no_permits": 2_500, "draining": 1_000}),
+        (START + 2_900_000, {"no_permits": 2_600, "draining": 5_000}),
+    ]
+    report = make_report(acts=acts, waits=waits)
+    first, second, fault = report.waits_shown()
+    assert first["message_seconds"] == {"no_permits": 2.0}
+    assert list(second["message_seconds"].items()) == [("draining", 5.0), ("no_permits", 0.1)]
+    assert (fault["what"], fault["at_s"], fault["message_seconds"]) == (
+        "kill-consumer consumer-2",
+        1.5,
+        {"draining": 4.0, "no_permits": 0.1},
+    )
+    assert "act: loaded: 5.1 message-seconds: draining 98 %, no_permits 2 %" in shown(report)
+    assert "4.1 message-seconds: draining 98 %" in render(report)
+    assert report.to_dict()["waits"][1]["message_seconds"]["draining"] == 5.0
+
+
 def shown(report: Report) -> str:
     """The terminal's summary as text."""
     console = Console(width=120, record=True, file=StringIO())

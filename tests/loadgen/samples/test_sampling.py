@@ -35,6 +35,22 @@ class Told:
         return self._answers.pop(0)
 
 
+def test_waits_go_on_when_an_owner_is_replaced() -> None:
+    def of(epoch: int, **waited: int) -> dict[str, Any]:
+        waits = {reason: {"sum": ms} for reason, ms in waited.items()}
+        return stats(0, epoch, begun=0, draining=0) | {"waits": waits}
+
+    told = Told([of(1, draining=700)], [of(1, draining=900, grace=50)], [of(2, draining=100)])
+    sampler = Sampler(cast(BrokerClient, told), "t", "s", HistoryClock.start())
+    for _ in range(3):
+        sampler.sample()
+    assert [waited for _, waited in sampler.waits] == [
+        {"draining": 700},
+        {"draining": 900, "grace": 50},
+        {"draining": 1_000, "grace": 50},
+    ]
+
+
 def test_counters_never_fall_when_an_owner_is_replaced() -> None:
     """The effect of a fault was a negative number of hashes that began to drain."""
     told = Told(
