@@ -13,10 +13,14 @@ from sluice.cluster.base.extras import EXTRAS
 
 UNUSED = (
     "aiohttp", "avro", "google.protobuf", "psutil", "pydantic_settings", "typer",
+    "sluice.actors.ledger.history_reader",
     "sluice.actors.policies.authorization", "sluice.actors.policies.schema_compatibility", "sluice.actors.pulsar",
+    "sluice.actors.topic.background.compaction", "sluice.actors.topic.background.erasing",
+    "sluice.actors.topic.background.newer_table", "sluice.actors.topic.background.offloading",
+    "sluice.actors.topic.background.table_following", "sluice.actors.topic.partition.compacted_reads",
     "sluice.cluster.admin", "sluice.cluster.base.audit", "sluice.cluster.history", "sluice.cluster.http",
     "sluice.cluster.on_ray", "sluice.cluster.settings.config", "sluice.cluster.watch", "sluice.cluster.workers",
-    "sluice.loadgen", "sluice.cli",
+    "sluice.loadgen", "sluice.cli", "sluice.storage.history",
 )  # fmt: skip
 """Modules, with those below them, that serve what this program does not use."""
 

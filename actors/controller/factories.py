@@ -28,7 +28,7 @@ def make_topic(
     settings: dict[str, Any],
     controller: Address,
     shared: SharedIndexes,
-    resources: ProcessResources | None = None,
+    resources: ProcessResources,
 ) -> Topic:
     """The owner of a partition's log, not yet started."""
     return Topic(

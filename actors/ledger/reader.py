@@ -8,13 +8,13 @@ re-replication) and by the consumer, not on every read in between.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sluice.actors.ledger.bookies import Bookies
 from sluice.actors.ledger.fan_out import FanOut, together
-from sluice.actors.ledger.history_reader import HistoryReader
 from sluice.actors.ledger.record import LedgerRecord
 from sluice.actors.ledger.run_offsets import RunOffsets, TableBuilder
 from sluice.actors.messages import DescribeLedger, LedgerIndex, ReadHeads, ReadRun, RunRead
@@ -22,6 +22,9 @@ from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob
 from sluice.storage.errors import Corrupt, Fenced, SluiceError, Unavailable
 from sluice.storage.format.frame import Frame, Header, decode_head, encode_head, head_size, payload_crc
+
+if TYPE_CHECKING:
+    from sluice.actors.ledger.history_reader import HistoryReader
 
 READ_TIMEOUT, HEADS_TIMEOUT = 3_000, 1_000
 SPECULATE_MS = 300
@@ -60,12 +63,29 @@ def check_answer(reply: RunRead, ledger_id: int, run: int, bookie: str) -> Store
 
 
 class LedgerReader:
-    """Reads the runs of ledgers from their bookies."""
+    """Reads the runs of ledgers from their bookies, and from the object store. history: makes what reads there, when
+    it is needed first; None where no ledger has left.
+    """
 
-    def __init__(self, ports: Ports, bookies: Bookies) -> None:
+    def __init__(self, ports: Ports, bookies: Bookies, history: Callable[[Ports], HistoryReader] | None = None) -> None:
         self._ports = ports
         self._bookies = bookies
-        self.history = HistoryReader(ports)
+        self._make_history = history
+        self._history: HistoryReader | None = None
+
+    @property
+    def history(self) -> HistoryReader:
+        """What reads ledgers in the object store. Raises Unavailable where there is none."""
+        if self._history is None:
+            if self._make_history is None:
+                raise Unavailable("ledgers in the object store are not read here")
+            self._history = self._make_history(self._ports)
+        return self._history
+
+    def forget_history(self) -> None:
+        """Keep nothing of the object store in memory."""
+        if self._history is not None:
+            self._history.forget()
 
     async def run(
         self, ledger: LedgerRecord, run: int, *, part: str = "all", skip: tuple[str, ...] = ()

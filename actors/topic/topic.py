@@ -74,7 +74,6 @@ from sluice.actors.runtime.signal import Signal
 from sluice.actors.topic.background.maintenance import TopicMaintenance
 from sluice.actors.topic.partition.admission import Admission
 from sluice.actors.topic.partition.amounts import backlog_bytes, bytes_behind, first_waiting, weighs_at_most
-from sluice.actors.topic.partition.compacted_reads import CompactedReads
 from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.actors.topic.partition.producers import (
     Join,
@@ -114,7 +113,7 @@ TEND_MS = 1_000
 
 class Topic(Actor):
     """The owner of one partition. bookies: asks which bookies there are (ListBookies). resources: what it shares
-    with the others of its process; by default it has some of its own.
+    with the others of its process.
     """
 
     def __init__(
@@ -125,11 +124,10 @@ class Topic(Actor):
         partition: int,
         settings: TopicSettings,
         bookies: Callable[[], Awaitable[BookieList]],
+        resources: ProcessResources,
         shared: SharedIndex | None = None,
-        resources: ProcessResources | None = None,
     ) -> None:
         super().__init__(ports)
-        resources = resources or ProcessResources()
         self.topic = topic
         self.partition = partition
         self.settings = settings
@@ -142,8 +140,7 @@ class Topic(Actor):
         self._termination = Termination(ports, self._log)
         self._intake = ResultIntake(ports, self._log, self._producers.results, self._termination, self._ready)
         self._giving_up = GivingUp(ports, known, self._log)
-        self._upkeep = TopicMaintenance(ports, known, topic, self._log, self._reads)
-        self._compacted = CompactedReads(ports, self._log, self._upkeep.compaction.reader)
+        self._upkeep = TopicMaintenance(ports, known, topic, self._log, self._reads, resources.hooks)
         self._delayed = IndexOwner(ports, shared or SharedIndex(), topic, partition)
         self._deleted = False
         self._neglected = ""
@@ -174,8 +171,8 @@ class Topic(Actor):
 
     def release(self) -> None:
         self._log.tail.close()
-        self._log.reader.history.forget()
-        self._upkeep.compaction.reader.forget()
+        self._log.reader.forget_history()
+        self._upkeep.release()
         self._reads.close()
         self._delayed.release()
 
@@ -499,7 +496,8 @@ class Topic(Actor):
         until = self.ports.clock.monotonic() + request.wait
         told = self._termination.done if request.ends_known is None else request.ends_known
         while True:
-            if request.compacted and (compacted := await self._compacted.index(request)) is not None:
+            table = self._upkeep.compacted if request.compacted else None
+            if table is not None and (compacted := await table.index(request)) is not None:
                 await self._ready()
                 return compacted
             reply = await self._reads.index(request)
@@ -517,7 +515,8 @@ class Topic(Actor):
         try:
             reply = await self._reads.payload(request.ledger, request.entry, again=request.again)
         except NotFound:
-            if (compacted := await self._compacted.payload(request.ledger, request.entry)) is None:
+            table = self._upkeep.compacted
+            if table is None or (compacted := await table.payload(request.ledger, request.entry)) is None:
                 raise
             return compacted
         reply.ahead = await self._reads.ahead(request.ledger, request.ahead)
@@ -536,7 +535,8 @@ class Topic(Actor):
         await self._ready()
         ends = self._reads.ends()
         ends.heard = self._upkeep.heard(request.subscription)
-        return self._compacted.ends(ends) if request.compacted else ends
+        table = self._upkeep.compacted if request.compacted else None
+        return ends if table is None else table.ends(ends)
 
     async def on_measure_backlog(self, request: MeasureBacklog) -> BacklogSize:
         await self._ready()
@@ -571,7 +571,8 @@ class Topic(Actor):
         if waits:
             return f"the recovery waits: {waits}"
         unreadable = self._reads.unreadable.line(self.topic)
-        compacted = f"the compacted log of {self.topic!r}: {self._compacted.problem}" if self._compacted.problem else ""
+        table = self._upkeep.compacted
+        compacted = f"the compacted log of {self.topic!r}: {table.problem}" if table and table.problem else ""
         neglected = f"retention and offloading of {self.topic!r} wait: {self._neglected}" if self._neglected else ""
         return "; ".join(filter(None, (unreadable, compacted, neglected)))
 
@@ -592,24 +593,17 @@ class Topic(Actor):
     async def on_offload(self, request: Offload) -> OffloadStatus:
         """Ledgers leave for the object store; the work goes on behind the answer."""
         await self._ready()
-        await self._upkeep.offloading.ask(request)
-        self._upkeep.look()
-        return self._upkeep.offloading.status()
+        return await self._upkeep.ask(request)
 
     async def on_erase(self, request: Erase) -> EraseStatus:
         """The messages of a key are forgotten; the work goes on behind the answer."""
         await self._ready()
-        status = await self._upkeep.erasing.ask(request)
-        self._upkeep.look()
-        return status
+        return await self._upkeep.ask(request)
 
     async def on_compact(self, request: Compact) -> CompactionStatus:
         """The last messages of keys become a table; the work goes on behind the answer."""
         await self._ready()
-        if request.ask:
-            await self._upkeep.compaction.take()
-            self._upkeep.look()
-        return self._upkeep.compaction.status()
+        return await self._upkeep.ask(request)
 
     async def on_terminate(self, request: Terminate) -> Ends:
         """Take no more messages, for good."""

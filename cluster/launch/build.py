@@ -30,6 +30,7 @@ from sluice.cluster.host.metadata_quota import METADATA_QUOTA_BYTES
 from sluice.cluster.host.recordings import open_recorder
 from sluice.cluster.host.store_ports import AsyncMeta, AsyncObjects
 from sluice.cluster.host.stores import open_metadata, open_objects
+from sluice.cluster.launch.topic_hooks import LazyRooms
 from sluice.cluster.node.environment import is_controller_host
 from sluice.cluster.wire.net import CONTROLLER as CONTROLLER
 from sluice.storage.errors import Invalid
@@ -89,7 +90,7 @@ class SluiceParts:
     """The parts that a host gives to its actors. Each host has one such object, with all that its actors share."""
 
     def __init__(self) -> None:
-        self._shared, self._resources = SharedIndexes(), ProcessResources()
+        self._shared, self._resources = SharedIndexes(), ProcessResources(LazyRooms())
         self._tables: Tables | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:

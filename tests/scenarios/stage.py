@@ -59,7 +59,9 @@ from sluice.actors.messages import (
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Blob, Reply, Request
 from sluice.actors.runtime.actor import Actor
+from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.actors.topic.topic import Topic
+from sluice.cluster.launch.topic_hooks import LazyRooms
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.batch import make_batch
 from sluice.storage.format.frame import decode_head, make_run
@@ -168,7 +170,10 @@ class Stage:
 
     def _make_topic(self, ports: Ports) -> Topic:
         directory = Directory(ports, NAMES)
-        return Topic(ports, topic="t", partition=0, settings=self.topic_settings, bookies=directory.bookies)
+        resources = ProcessResources(LazyRooms())
+        return Topic(
+            ports, topic="t", partition=0, settings=self.topic_settings, bookies=directory.bookies, resources=resources
+        )
 
     def _make_dispatcher(self, ports: Ports) -> Dispatcher:
         directory = Directory(ports, NAMES)

@@ -199,8 +199,8 @@ IDLING: list[Mutant] = [
     Mutant(
         name="a topic whose ledgers have left is never closed",
         module="sluice.actors.topic.background.maintenance",
-        old="        leaves = self._offloading or self.offloading.at_work(self.settings) or self.erasing.wanted\n",
-        new="        leaves = self._offloading or self.offloading.concerned(self.settings) or self.erasing.wanted\n",
+        old="        works = self._running or any(job.at_work(",
+        new="        works = self._running or any(job.concerned(",
         world=BROKER,
         test=f"{RECORDS}::test_a_topic_whose_ledgers_have_left_is_closed_as_well",
     ),

@@ -25,7 +25,7 @@ KEEPING_HISTORY: list[Mutant] = [
     ),
     Mutant(
         name="bookies forget what the record does not name",
-        module="sluice.actors.topic.background.offloading",
+        module="sluice.actors.topic.background.leaving",
         old="        if ledger.offloaded is not None and ledger.fragments and",
         new="        if ledger.last_run >= 0 and ledger.fragments and ledger.closed_at and 0 <=",
         world=HISTORY,
@@ -122,7 +122,7 @@ KEEPING_HISTORY: list[Mutant] = [
     Mutant(
         name="the table of the last messages keeps an erased key",
         module="sluice.actors.topic.background.erasing",
-        old="        if not self._compaction.at_work and await self._table_holds(done):",
+        old="        if not self._compaction.wanted and await self._table_holds(done):",
         new="        if False:",
         world=ERASING,
         test=ERASE,
@@ -236,7 +236,7 @@ KEEPING_HISTORY: list[Mutant] = [
     Mutant(
         name="what was not compacted is trimmed",
         module="sluice.actors.topic.background.maintenance",
-        old="        return trims_up_to(self.marks, self.compaction.holds)",
+        old="        return trims_up_to(self.marks, min(held, default=None))",
         new="        return trims_up_to(self.marks, None)",
         world=COMPACTION,
         test=COMPACTING,
@@ -368,7 +368,7 @@ KEEPING_HISTORY: list[Mutant] = [
     Mutant(
         name="a key is forgotten before the objects of an older table are",
         module="sluice.actors.topic.background.erasing",
-        old="        if self._compaction.at_work or not self._compaction.is_clean:\n",
+        old="        if self._compaction.wanted or not self._compaction.is_clean:\n",
         new="        if self._compaction.at_work:\n",
         world=ERASING,
         test=f"{ERASE}::test_the_end_waits_for_the_objects_of_an_older_table",
@@ -376,7 +376,7 @@ KEEPING_HISTORY: list[Mutant] = [
     Mutant(
         name="a key is forgotten before the copies of a catalog's table are",
         module="sluice.actors.topic.background.erasing",
-        old="        await self._check_followed()\n",
+        old="        await self._check_followed(settings)\n",
         new="",
         world=ERASING,
         test=f"{ERASE}::test_the_end_waits_for_the_table_of_a_catalog",

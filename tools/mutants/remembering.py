@@ -140,7 +140,7 @@ REMEMBERING: list[Mutant] = [
     Mutant(
         name="a new owner compacts nothing that the one before was asked for",
         module="sluice.actors.topic.background.compaction",
-        old="        self._asked = int(self._log.record.asked.compact)\n",
+        old="        self._asked = int(context.log.record.asked.compact)\n",
         new="        self._asked = 0\n",
         world=COMPACTION,
         test=f"{COMPACTING}::test_requested_compaction_outlives_the_owner",
@@ -155,9 +155,9 @@ REMEMBERING: list[Mutant] = [
     ),
     Mutant(
         name="an owner closes with a compaction that was asked for",
-        module="sluice.actors.topic.background.maintenance",
-        old="        compacts = self._compacting or self.compaction.at_work or self.compaction.due(self.settings)\n",
-        new="        compacts = self._compacting or self.compaction.due(self.settings)\n",
+        module="sluice.actors.topic.background.compaction",
+        old="        return self.wanted or self.due(settings)\n",
+        new="        return self.due(settings)\n",
         world=COMPACTION,
         test=f"{COMPACTING}::test_requested_compaction_outlives_the_owner",
     ),

@@ -12,8 +12,7 @@ from sluice.actors.ledger.record import LedgerRecord, LedgerState, PartitionReco
 from sluice.actors.messages import TopicSettings
 from sluice.actors.policies.expiry import ExpiryLimits
 from sluice.actors.policies.retention import Retention
-from sluice.actors.topic.background.compaction import trims_up_to
-from sluice.actors.topic.background.offloading import forgettable, offloadable, offloads
+from sluice.actors.topic.background.leaving import forgettable, offloadable, offloads, trims_up_to
 from sluice.actors.topic.background.trimming import trimmable
 from sluice.storage.format.position import position
 

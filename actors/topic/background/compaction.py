@@ -18,7 +18,7 @@ EMPTY_MS, and until all durable subscriptions have passed it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,13 +31,13 @@ from sluice.actors.ledger.compacted_reader import CompactedReader
 from sluice.actors.ledger.fan_out import together
 from sluice.actors.ledger.history_objects import compacted_prefix
 from sluice.actors.ledger.record import Compacted, CompactedPart, Erasure, LedgerRecord, PartitionRecord
-from sluice.actors.messages import CompactionStatus, TopicSettings
-from sluice.actors.ports import Ports
+from sluice.actors.messages import Compact, CompactionStatus, TopicSettings
 from sluice.actors.runtime.store_attempts import REFUSALS
+from sluice.actors.topic.background.leaving import compaction_status
 from sluice.actors.topic.background.newer_table import find_newer, fits
 from sluice.actors.topic.background.stored_objects import READ_AT_ONCE, RETRY_MS, StoredObjects
 from sluice.actors.topic.partition.amounts import bytes_behind
-from sluice.actors.topic.partition.managed_ledger import ManagedLedger
+from sluice.actors.topic.partition.hooks import BackgroundJob, JobContext
 from sluice.storage.errors import Corrupt, NotFound, SluiceError, Unavailable
 from sluice.storage.format.frame import Frame
 from sluice.storage.format.position import EARLIEST, entry_of, ledger_of, position
@@ -58,31 +58,31 @@ class CompactionState:
     error: str = ""
 
 
-class Compaction:
-    """The compaction of one partition's owner. marks: mark-delete positions of its durable subscriptions."""
+class Compaction(BackgroundJob):
+    """The compaction of one partition's owner. It begins with what the record knows."""
 
-    def __init__(
-        self, ports: Ports, log: ManagedLedger, topic: str, partition: int, marks: Callable[[], Mapping[str, int]]
-    ) -> None:
-        self._ports, self._log, self._marks = ports, log, marks
-        self.objects = StoredObjects(ports, log, compacted_prefix(topic, partition), self._named_objects, copies=False)
-        self.reader = CompactedReader(ports)
-        self._asked = 0
+    name, request = "compaction", Compact
+
+    def __init__(self, context: JobContext) -> None:
+        self._ports, self._log, self._marks = context.ports, context.log, context.marks
+        prefix = compacted_prefix(context.topic, context.log.record.partition)
+        self.objects = StoredObjects(context.ports, context.log, prefix, self._named_objects, copies=False)
+        self.reader = CompactedReader(context.ports)
+        self._asked = int(context.log.record.asked.compact)
         """How often it was asked for since the last one began. What operators ask for stands in the record as well."""
         self._not_before = 0
-        self._done = False
+        self._done = self._wrote = False
+        """The second: whether this owner has begun to write a table."""
         self.state = CompactionState()
 
-    def restore(self) -> None:
-        """Begin with what the record knows."""
-        self._asked = int(self._log.record.asked.compact)
-
-    async def take(self) -> None:
+    async def ask(self, request: Compact) -> CompactionStatus:
         """Take an operator's request durably: `status` says when it is done. Raises Fenced."""
-        self.ask()
-        await self._log.metadata.update(self._with_asked)
+        if request.ask:
+            self.want()
+            await self._log.metadata.update(self._with_asked)
+        return self.status()
 
-    def ask(self) -> None:
+    def want(self) -> None:
         """Have it done, for who asks again if this owner ends before."""
         self._asked += 1
         self._not_before = 0
@@ -110,23 +110,23 @@ class Compaction:
 
     def status(self) -> CompactionStatus:
         """How it stands."""
-        table, state = self._log.record.compacted, self.state
-        return CompactionStatus(
+        known, state = compaction_status(self._log), self.state
+        return msgspec.structs.replace(
+            known,
             running=state.running,
             read_bytes=state.read_bytes,
             all_bytes=state.all_bytes,
             asked=self._asked > 0,
-            done=self._done or table is not None,
+            done=self._done or known.done,
             error=state.error,
-            horizon=self.horizon,
-            at=0 if table is None else table.at,
-            messages=0 if table is None else table.messages,
-            bytes=0 if table is None else table.bytes,
-            left_bytes=bytes_behind(self._log, self.horizon),
         )
 
+    def at_work(self, settings: TopicSettings) -> bool:
+        """Whether it is being done, or to be."""
+        return self.wanted or self.due(settings)
+
     @property
-    def at_work(self) -> bool:
+    def wanted(self) -> bool:
         """Whether it is asked for, or being done."""
         return self.state.running or self._asked > 0
 
@@ -152,13 +152,13 @@ class Compaction:
         limit = settings.compaction_threshold_bytes
         return limit > 0 and bytes_behind(self._log, self.horizon) > limit
 
-    async def turn(self, settings: TopicSettings) -> None:
+    async def turn(self, settings: TopicSettings) -> Sequence[LedgerRecord]:
         """Compact what is to be. Raises Fenced. What fails is told in `state` and tried again."""
         try:
             await self.objects.clean_up()
             await self._take_newer()
             if self._asked or self._is_long(settings):
-                asked, self.state.running = self._asked, True
+                asked, self.state.running, self._wrote = self._asked, True, True
                 await self._compact()
                 self._asked -= asked
                 self._done = True
@@ -171,6 +171,16 @@ class Compaction:
             self._ports.log("compaction_waits", error=str(error))
         finally:
             self.state.running = False
+        return ()
+
+    async def delete(self, last: PartitionRecord) -> None:
+        """Delete the objects of a deleted topic's tables."""
+        if last.compacted is not None or self._wrote:
+            await self.objects.delete_all()
+
+    def release(self) -> None:
+        """Keep nothing in memory."""
+        self.reader.forget()
 
     async def _take_newer(self) -> None:
         """A table that is newer than the record is named (actors.topic.background.newer_table). Raises Fenced,
@@ -359,8 +369,3 @@ def not_erased(rows: pa.Table, erasures: Sequence[Erasure]) -> pa.Table:
         doomed = pc.and_(pc.equal(rows.column("key"), one.key), pc.less_equal(rows.column("ledger"), one.until))
         rows = rows.filter(pc.invert(pc.fill_null(doomed, False)))
     return rows
-
-
-def trims_up_to(marks: Mapping[str, int], holds: int | None) -> dict[str, int]:
-    """The marks of subscriptions, and how far a compaction lets the log be trimmed, as if it were one of them."""
-    return dict(marks) if holds is None else {**marks, "": holds}

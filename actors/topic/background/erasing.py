@@ -20,14 +20,13 @@ bookie's disk has the bytes until it compacts its segments. Readers that have th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.actors.ledger.bookies import Bookies
 from sluice.actors.ledger.fan_out import together
 from sluice.actors.ledger.record import (
     Erased,
@@ -38,14 +37,14 @@ from sluice.actors.ledger.record import (
     Offloaded,
     PartitionRecord,
 )
-from sluice.actors.messages import DeleteLedgers, Erase, EraseStatus
+from sluice.actors.messages import DeleteLedgers, Erase, EraseStatus, TopicSettings
 from sluice.actors.messages.limits import KEPT_MS
-from sluice.actors.ports import Ports
 from sluice.actors.runtime.store_attempts import REFUSALS
 from sluice.actors.topic.background.compaction import Compaction
+from sluice.actors.topic.background.leaving import erase_status
 from sluice.actors.topic.background.offloading import LedgerStays, Offloading
 from sluice.actors.topic.background.stored_objects import READ_AT_ONCE, RETRY_MS
-from sluice.actors.topic.partition.managed_ledger import ManagedLedger
+from sluice.actors.topic.partition.hooks import BackgroundJob, JobContext
 from sluice.storage.errors import Corrupt, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
 from sluice.storage.format.batch import MAX_KEY_BYTES, decode_body
 from sluice.storage.format.frame import Header
@@ -65,24 +64,15 @@ way.
 """
 
 
-class Erasing:
-    """The erasing of one partition's owner. Its turns come one after another, and never beside those of Offloading.
+class Erasing(BackgroundJob):
+    """The erasing of one partition's owner. Its turns never come beside those of Offloading."""
 
-    forget: what is in memory of ledgers.
-    """
+    name, request = "erasing", Erase
 
-    def __init__(
-        self,
-        ports: Ports,
-        log: ManagedLedger,
-        bookies: Bookies,
-        offloading: Offloading,
-        compaction: Compaction,
-        forget: Callable[[list[int]], None],
-    ) -> None:
-        self._ports, self._log, self._bookies = ports, log, bookies
+    def __init__(self, context: JobContext, offloading: Offloading, compaction: Compaction) -> None:
+        self._ports, self._log, self._bookies = context.ports, context.log, context.bookies
         self._offloading, self._objects = offloading, offloading.objects
-        self._compaction, self._forget = compaction, forget
+        self._compaction, self._forget = compaction, context.forget
         self._clean: dict[int, tuple[bytes, ...]] = {}
         """Keys of which a ledger was found to hold nothing."""
         self._clean_since: dict[tuple[bytes, int], int] = {}
@@ -116,36 +106,33 @@ class Erasing:
 
     def status(self) -> EraseStatus:
         """How it stands."""
-        record = self._log.record
-        last = record.erased[-1] if record.erased else Erased(0, 0, 0)
-        return EraseStatus(
-            keys=len(record.erasures),
-            ledgers_left=sum(bool(self._doubtful(ledger)) for ledger in record.ledgers),
-            messages=sum(one.messages for one in record.erasures),
-            error=self.error,
-            done_at=last.at,
-            done_messages=last.messages,
-        )
+        left = sum(bool(self._doubtful(ledger)) for ledger in self._log.record.ledgers)
+        return msgspec.structs.replace(erase_status(self._log.record), ledgers_left=left, error=self.error)
 
-    @property
-    def wanted(self) -> bool:
+    def at_work(self, settings: TopicSettings) -> bool:
         """Whether there are keys to be erased."""
         return bool(self._log.record.erasures)
 
-    def due(self) -> bool:
+    concerned = at_work
+
+    def due(self, settings: TopicSettings) -> bool:
         """Whether there is something to do now."""
-        return self.wanted and self._ports.clock.monotonic() >= self._not_before
+        return self.at_work(settings) and self._ports.clock.monotonic() >= self._not_before
 
     # -- doing -------------------------------------------------------------------------------------------------------
 
-    async def turn(self) -> list[LedgerRecord]:
+    async def turn(self, settings: TopicSettings) -> list[LedgerRecord]:
         """Erase what is to be; returns ledgers that the bookies may forget.
 
         Raises Fenced. What fails is told in `error` and tried again.
         """
+        async with self._offloading.turns:
+            return await self._turn(settings)
+
+    async def _turn(self, settings: TopicSettings) -> list[LedgerRecord]:
         gone: list[LedgerRecord] = []
         stays: SluiceError | None = None
-        if not self.due():
+        if not self.due(settings):
             return gone
         try:
             await self._close_ledgers()
@@ -156,7 +143,7 @@ class Erasing:
                     stays = stays or error
             if stays is not None:
                 raise stays
-            await self._finish()
+            await self._finish(settings)
             self.error = ""
         except (*REFUSALS, Corrupt, NotFound) as error:
             self.error = str(error)
@@ -327,18 +314,18 @@ class Erasing:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    async def _finish(self) -> None:
+    async def _finish(self, settings: TopicSettings) -> None:
         """Report the erasures that are done everywhere. Raises Fenced, Unavailable while they are not."""
         done = self._log.record.erasures
         if any(self._doubtful(ledger) for ledger in self._log.record.ledgers if self._log.last_entry(ledger) >= 0):
             return  # a ledger came meanwhile
-        if not self._compaction.at_work and await self._table_holds(done):
-            self._compaction.ask()
-        if self._compaction.at_work or not self._compaction.is_clean:
+        if not self._compaction.wanted and await self._table_holds(done):
+            self._compaction.want()
+        if self._compaction.wanted or not self._compaction.is_clean:
             self._check_compaction()
             return
         await self._objects.clean_up()
-        await self._check_followed()
+        await self._check_followed(settings)
         ledgers = sorted({ledger for one in done for ledger in one.ledgers})
         self._forget(ledgers)
         left_ms = self._note_clean(done)
@@ -373,12 +360,12 @@ class Erasing:
         if self._compaction.state.error:
             raise Unavailable(f"the compacted log: {self._compaction.state.error}")
 
-    async def _check_followed(self) -> None:
+    async def _check_followed(self, settings: TopicSettings) -> None:
         """Raise Unavailable while the topic's table has files that it no longer needs: it may have copies of the old
         objects.
         """
         table = self._offloading.table
-        await table.turn()
+        await table.turn(settings)
         if table.behind:
             raise Unavailable(table.error or "the table does not follow yet")
 

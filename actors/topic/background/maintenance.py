@@ -9,6 +9,7 @@ older mark in the record only keeps more.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from pyroaring import BitMap
@@ -21,15 +22,20 @@ from sluice.actors.messages import DeleteLedgers, Progress
 from sluice.actors.ownership.idle_waker import YOUNG_MS, IdleWaker
 from sluice.actors.policies.retention import TopicRetention, TopicThresholds
 from sluice.actors.ports import Ports
+from sluice.actors.ports.wire import Reply, Request
 from sluice.actors.runtime.signal import Signal
 from sluice.actors.topic.background.closed import has_work
-from sluice.actors.topic.background.compaction import Compaction, trims_up_to
-from sluice.actors.topic.background.erasing import Erasing
-from sluice.actors.topic.background.offloading import Offloading, offloads
+from sluice.actors.topic.background.leaving import needs_jobs, offloads, statuses, trims_up_to
 from sluice.actors.topic.background.trimming import consumed, trimmable
+from sluice.actors.topic.partition.hooks import BackgroundJob, JobContext, OptionalJobs, TopicHooks
 from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.actors.topic.partition.reads import LogReads
 from sluice.storage.errors import Conflict, Corrupt, Fenced, SluiceError
+
+if TYPE_CHECKING:
+    from sluice.actors.topic.partition.compacted_reads import CompactedReads
+
+R = TypeVar("R", bound=Reply)
 
 DELETE_TIMEOUT = 10_000
 LAST_TIMEOUT = 2_000
@@ -54,13 +60,15 @@ PRUNE_AT = 64
 
 
 class TopicMaintenance:
-    """The background work of one partition's owner."""
+    """The background work of one partition's owner. hooks: make the jobs that most topics never need."""
 
-    def __init__(self, ports: Ports, bookies: Bookies, topic: str, log: ManagedLedger, reads: LogReads) -> None:
-        partition = log.metadata.record.partition
-        self.offloading = Offloading(ports, log, topic, partition)
-        self.compaction = Compaction(ports, log, topic, partition, lambda: self.marks)
-        self.erasing = Erasing(ports, log, bookies, self.offloading, self.compaction, self._drop)
+    def __init__(
+        self, ports: Ports, bookies: Bookies, topic: str, log: ManagedLedger, reads: LogReads, hooks: TopicHooks
+    ) -> None:
+        self._context = JobContext(ports, bookies, topic, log, lambda: self.marks, self._drop)
+        self._hooks, self._made = hooks, OptionalJobs((), None)
+        self._running: dict[str, None] = {}
+        """Names of the jobs whose turns are under way."""
         self._ports = ports
         self._bookies = bookies
         self._log = log
@@ -73,7 +81,7 @@ class TopicMaintenance:
         self._numbers: dict[str, int] = {}
         self._lost: list[str] = []
         self._leftovers: dict[str, list[int]] = {}
-        self._replicating = self._offloading = self._following = self._compacting = False
+        self._replicating = False
         self._prove_not_before = self._rests_until = self._forget_not_before = 0
         self._woken = Signal()
         self._fill_not_before = 0
@@ -83,9 +91,54 @@ class TopicMaintenance:
         log.on_wake(self.look)
 
     def restore(self) -> None:
-        """Begin with the marks that the record knows, and with what operators have asked for."""
+        """Begin with the marks that the record knows."""
         self.marks = dict(self._log.record.subscriptions)
-        self.compaction.restore()
+        self._make_needed_jobs()
+
+    # -- the jobs that most topics never need ------------------------------------------------------------------------
+
+    def _make_needed_jobs(self) -> None:
+        if needs_jobs(self._log.record, self.settings, catalog=self._ports.tables is not None):
+            self._make_jobs()
+
+    def _make_jobs(self) -> OptionalJobs:
+        if not self._made.jobs:
+            self._made = self._hooks.jobs(self._context)
+        return self._made
+
+    @property
+    def compacted(self) -> CompactedReads | None:
+        """The reads of the compacted log, where there is one."""
+        return None if self._log.record.compacted is None else self._make_jobs().compacted
+
+    async def ask(self, request: Request[R]) -> R:
+        """Hand a request to its job; the work goes on behind the answer. Raises what the job raises."""
+        job = next(job for job in self._make_jobs().jobs if job.request is type(request))
+        reply: R = await job.ask(request)
+        self.look()
+        return reply
+
+    def statuses(self) -> dict[str, Reply]:
+        """How each job stands, by its name in the statistics."""
+        told = statuses(self._log)
+        return told | {job.name: job.status() for job in self._made.jobs if job.name in told}
+
+    def release(self) -> None:
+        """Keep nothing in memory that only the jobs need."""
+        for job in self._made.jobs:
+            job.release()
+
+    async def _run(self, job: BackgroundJob) -> None:
+        """Beside the rest: a ledger takes minutes, and a catalog may hang."""
+        try:
+            released = await job.turn(self.settings)
+        except Fenced:
+            return  # the record has told the topic
+        finally:
+            del self._running[job.name]
+        self._gone(released)
+
+    # -- rounds ------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """End the rest because of a change or a request, unless there is still nothing to do."""
@@ -107,19 +160,10 @@ class TopicMaintenance:
             self._begin_to_replicate(now)
             raise
         self._begin_to_replicate(now)
-        if not self._offloading and (self.offloading.due(self.settings) or self.erasing.due()):
-            self._offloading = True
-            self._ports.spawn(self._offload(), "offload")
-        if not self._offloading:
-            self._begin_to_follow()
-        if not self._compacting and self.compaction.due(self.settings):
-            self._compacting = True
-            self._ports.spawn(self._compact(), "compact")
-
-    def _begin_to_follow(self) -> None:
-        if not self._following and self.offloading.table.due():
-            self._following = True
-            self._ports.spawn(self._follow(), "follow")
+        for job in self._made.jobs:
+            if job.name not in self._running and job.due(self.settings):
+                self._running[job.name] = None
+                self._ports.spawn(self._run(job), job.name)
 
     def _begin_to_replicate(self, now: int) -> None:
         if not self._replicating and (
@@ -153,42 +197,15 @@ class TopicMaintenance:
         made = record.settings
         closed = any(ledger.state is LedgerState.CLOSED for ledger in record.ledgers)
         self.settings = await self._thresholds.now(made) if closed or self._log.open_bytes >= LOOK_BYTES else made
-
-    async def _offload(self) -> None:
-        """Beside the rest: a ledger takes minutes."""
-        try:
-            released = await self.offloading.turn(self.settings)
-            self._begin_to_follow()
-            released += await self.erasing.turn()
-        except Fenced:
-            return  # the record has told the topic
-        finally:
-            self._offloading = False
-        self._gone(released)
-
-    async def _follow(self) -> None:
-        """Beside the rest: a catalog may hang, and neither what leaves nor what is erased waits for it."""
-        try:
-            await self.offloading.table.turn()
-        finally:
-            self._following = False
-
-    async def _compact(self) -> None:
-        try:
-            await self.compaction.turn(self.settings)
-        except Fenced:
-            return  # the record has told the topic
-        finally:
-            self._compacting = False
+        self._make_needed_jobs()
 
     @property
     def at_work(self) -> bool:
         """Whether anything is on its way, or to be copied, offloaded or deleted."""
         log = self._log
-        leaves = self._offloading or self.offloading.at_work(self.settings) or self.erasing.wanted
-        compacts = self._compacting or self.compaction.at_work or self.compaction.due(self.settings)
+        works = self._running or any(job.at_work(self.settings) for job in self._made.jobs)
         moves = log.in_flight or log.settled or self._leftovers or self._replicating
-        return bool(leaves or compacts or moves or self.under_replicated())
+        return bool(works or moves or self.under_replicated())
 
     @property
     def _only_grows(self) -> bool:
@@ -198,10 +215,9 @@ class TopicMaintenance:
         log, ledgers = self._log, self._log.record.ledgers
         if len(ledgers) > 1 or (ledgers and ledgers[0].state is not LedgerState.OPEN) or log.stopped:
             return False
-        moves = log.settled or self._leftovers or self._replicating or self._lost or self.erasing.wanted
+        moves = log.settled or self._leftovers or self._replicating or self._lost or self._running
         due = log.open_bytes >= LOOK_BYTES or log.snapshot_due or log.roll_due
-        leaves = self._offloading or self.offloading.concerned(self.settings)
-        return not (moves or due or leaves or self._compacting or self.compaction.concerned(self.settings))
+        return not (moves or due or any(job.concerned(self.settings) for job in self._made.jobs))
 
     async def rest(self) -> None:
         """Wait until something changes, if nothing did since this was last called and nothing is to be done; or until
@@ -335,16 +351,18 @@ class TopicMaintenance:
         self._drop(ids)
         self._ports.log("trimmed", ledgers=ids)
         self._gone(gone)
-        self.offloading.unwanted(gone)
+        for job in self._made.jobs:
+            job.trimmed(gone)
 
     def _trim_marks(self) -> dict[str, int]:
-        return trims_up_to(self.marks, self.compaction.holds)
+        held = [job.holds for job in self._made.jobs if job.holds is not None]
+        return trims_up_to(self.marks, min(held, default=None))
 
     def _drop(self, ledgers: list[int]) -> None:
         """Keep nothing of these ledgers in memory."""
         self._log.forget(ledgers)
         self._reads.forget(ledgers)
-        self._log.reader.history.forget()
+        self._log.reader.forget_history()
 
     def _gone(self, ledgers: Iterable[LedgerRecord]) -> None:
         """The bookies are to forget these ledgers: the record has let them go."""
@@ -395,11 +413,10 @@ class TopicMaintenance:
         Raises Conflict while subscriptions remain, unless forced.
         """
         self.check_unused(force)
-        gone: list[LedgerRecord] = []
-        compacted = self._log.record.compacted is not None or self.compaction.state.running
+        last = [self._log.record]
 
         def change(record: PartitionRecord) -> PartitionRecord:
-            gone[:] = record.ledgers
+            last[0] = record
             emptied = record.without_ledgers([ledger.id for ledger in record.ledgers])
             return msgspec.structs.replace(
                 emptied,
@@ -414,10 +431,7 @@ class TopicMaintenance:
 
         await self._log.metadata.update(change)
         self._log.halt()
-        self._gone(gone)
+        self._gone(last[0].ledgers)
         await self._forget(LAST_TIMEOUT)
-        if any(ledger.offloaded is not None for ledger in gone):
-            await self.offloading.table.turn()
-            await self.offloading.objects.delete_all()
-        if compacted:
-            await self.compaction.objects.delete_all()
+        for job in self._made.jobs:
+            await job.delete(last[0])

@@ -19,6 +19,7 @@ The bookies keep a ledger for `offload_deletion_lag_ms` after it was named. Unti
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,20 +28,17 @@ import msgspec
 
 from sluice.actors.ledger.fan_out import together
 from sluice.actors.ledger.history_objects import history_prefix
-from sluice.actors.ledger.record import Asked, HistoryPart, LedgerRecord, LedgerState, Offloaded, PartitionRecord
+from sluice.actors.ledger.record import Asked, HistoryPart, LedgerRecord, Offloaded, PartitionRecord
 from sluice.actors.messages import Offload, OffloadStatus, TopicSettings
-from sluice.actors.ports import Ports
 from sluice.actors.runtime.store_attempts import REFUSALS
+from sluice.actors.topic.background.leaving import NEVER, forgettable, offload_status, offloadable, offloads
 from sluice.actors.topic.background.newer_copies import find_copies
 from sluice.actors.topic.background.stored_objects import READ_AT_ONCE, RETRY_MS, StoredObjects
 from sluice.actors.topic.background.table_following import TableFollowing
-from sluice.actors.topic.partition.managed_ledger import ManagedLedger
+from sluice.actors.topic.partition.hooks import BackgroundJob, JobContext
 from sluice.storage.errors import Corrupt, NotFound, SluiceError, Unavailable
 from sluice.storage.format.frame import Frame
-from sluice.storage.format.position import position
 from sluice.storage.history.part import GROUP_BYTES, GROUP_ROWS, PART_BYTES, PartWriter, SealedPart
-
-NEVER = -1
 
 
 class LedgerStays(Unavailable):
@@ -60,62 +58,27 @@ class OffloadState:
     error: str = ""
 
 
-def offloads(settings: TopicSettings) -> bool:
-    """Whether ledgers leave by themselves."""
-    return max(settings.offload_threshold_bytes, settings.offload_threshold_seconds) >= 0
+class Offloading(BackgroundJob):
+    """The offloading of one partition's owner."""
 
+    name, request = "offload", Offload
 
-def offloadable(
-    record: PartitionRecord, settings: TopicSettings, now: int, *, keep_bytes: int = NEVER, before: int = NEVER
-) -> list[int]:
-    """Ids of the ledgers that are to be offloaded, oldest first.
-
-    keep_bytes: so much of closed ledgers may stay on the bookies. before: ledgers with smaller ids leave.
-    """
-    closed = [ledger for ledger in record.ledgers if ledger.state is LedgerState.CLOSED and ledger.last_run >= 0]
-    there = [ledger for ledger in closed if ledger.offloaded is None]
-    limits = [limit for limit in (settings.offload_threshold_bytes, keep_bytes) if limit >= 0]
-    size = sum(ledger.bytes for ledger in there)
-    damaged = {lost.ledger for lost in record.given_up}
-    found = []
-    for ledger in there:
-        large = any(size > limit for limit in limits)
-        seconds = settings.offload_threshold_seconds
-        old = seconds >= 0 and record.closed_for(ledger, now) >= seconds * 1000
-        if not large and not old and ledger.id >= before:
-            break
-        size -= ledger.bytes
-        # Whatever is not covered yet would be read by the next owner, head by head.
-        covered = (ledger.id, ledger.last_run) <= (record.covered_ledger, record.covered_run)
-        if covered and ledger.id not in damaged:
-            found.append(ledger.id)
-    return found
-
-
-def forgettable(record: PartitionRecord, lag_ms: int, now: int) -> list[LedgerRecord]:
-    """Ledgers whose copies on bookies may go."""
-    return [
-        ledger
-        for ledger in record.ledgers
-        if ledger.offloaded is not None and ledger.fragments and now - ledger.offloaded.at >= lag_ms
-    ]
-
-
-class Offloading:
-    """The offloading of one partition's owner. Its turns come one after another."""
-
-    def __init__(self, ports: Ports, log: ManagedLedger, topic: str, partition: int) -> None:
-        self._ports, self._log = ports, log
-        self.objects = StoredObjects(ports, log, history_prefix(topic, partition), self._named_objects, copies=True)
-        self.table = TableFollowing(ports, log, topic, self._named_objects)
+    def __init__(self, context: JobContext) -> None:
+        self._ports, self._log = ports, log = context.ports, context.log
+        prefix = history_prefix(context.topic, log.record.partition)
+        self.objects = StoredObjects(ports, log, prefix, self._named_objects, copies=True)
+        self.turns = asyncio.Lock()
+        """Held by what lets ledgers leave, or writes their objects anew: one at a time."""
+        self.table = TableFollowing(ports, log, context.topic, self._named_objects, self.turns.locked)
         self._not_before = 0
         self.state = OffloadState()
 
-    async def ask(self, request: Offload) -> None:
+    async def ask(self, request: Offload) -> OffloadStatus:
         """Take an operator's request durably: `status` says when it is done. Raises Fenced."""
         if max(request.keep_bytes, request.before) >= 0:
             await self._log.metadata.update(partial(_with_asked, request))
             self._not_before = 0
+        return self.status()
 
     @property
     def wanted(self) -> bool:
@@ -124,20 +87,14 @@ class Offloading:
 
     def status(self) -> OffloadStatus:
         """How it stands."""
-        ledgers, state = self._log.record.ledgers, self.state
-        stored = [ledger for ledger in ledgers if ledger.offloaded is not None]
-        left = [ledger for ledger in ledgers if ledger.offloaded is None]
-        return OffloadStatus(
+        state = self.state
+        return msgspec.structs.replace(
+            offload_status(self._log.record),
             ledger=state.running,
             runs_done=state.runs_done,
             runs_all=state.runs_all,
             undecoded=state.undecoded,
-            asked=self.wanted,
             error=state.error or self.table.error,
-            offloaded_ledgers=len(stored),
-            offloaded_bytes=sum(ledger.bytes for ledger in stored),
-            bookie_bytes=sum(ledger.bytes for ledger in ledgers if ledger.fragments),
-            first_left=position(left[0].id, 0) if left else NEVER,
         )
 
     def due(self, settings: TopicSettings) -> bool:
@@ -172,6 +129,10 @@ class Offloading:
 
         Raises Fenced. What fails is told in `state` and tried again.
         """
+        async with self.turns:
+            return await self._turn(settings)
+
+    async def _turn(self, settings: TopicSettings) -> list[LedgerRecord]:
         stays: LedgerStays | None = None
         try:
             await self.objects.clean_up()
@@ -328,9 +289,15 @@ class Offloading:
     def _named_objects(self) -> set[str]:
         return {part.name for one in self._log.record.ledgers if one.offloaded for part in one.offloaded.parts}
 
-    def unwanted(self, ledgers: Sequence[LedgerRecord]) -> None:
+    def trimmed(self, ledgers: Sequence[LedgerRecord]) -> None:
         """Mark the objects of ledgers that have left the record for deletion."""
         self.objects.unwanted(part.name for one in ledgers if one.offloaded is not None for part in one.offloaded.parts)
+
+    async def delete(self, last: PartitionRecord) -> None:
+        """Delete the objects of a deleted topic; its table is told first."""
+        if any(ledger.offloaded is not None for ledger in last.ledgers):
+            await self.table.turn(last.settings)
+            await self.objects.delete_all()
 
 
 def _with_asked(request: Offload, record: PartitionRecord) -> PartitionRecord:

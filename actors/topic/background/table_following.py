@@ -9,9 +9,12 @@ what goes nor what is erased; only the end of an erasing waits, because the tabl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from sluice.actors.ledger.record import LedgerRecord
+from sluice.actors.messages import TopicSettings
 from sluice.actors.ports import Ports
+from sluice.actors.topic.partition.hooks import BackgroundJob
 from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.storage.errors import SluiceError
 from sluice.storage.history.part import PayloadColumns
@@ -20,11 +23,22 @@ RETRY_MS = 30_000
 """After a commit that did not work, so long none is tried."""
 
 
-class TableFollowing:
-    """The part of one partition's owner that lets the table follow. named: the objects that are in the record now."""
+class TableFollowing(BackgroundJob):
+    """The part of one partition's owner that lets the table follow. named: the objects that are in the record now.
+    leaving: whether more is on its way there, which is waited for.
+    """
 
-    def __init__(self, ports: Ports, log: ManagedLedger, topic: str, named: Callable[[], set[str]]) -> None:
-        self._ports, self._log, self._topic, self._named = ports, log, topic, named
+    name = "table"
+
+    def __init__(
+        self,
+        ports: Ports,
+        log: ManagedLedger,
+        topic: str,
+        named: Callable[[], set[str]],
+        leaving: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._ports, self._log, self._topic, self._named, self._leaving = ports, log, topic, named, leaving
         self._followed: set[str] | None = None
         self._not_before = 0
         self._turns = asyncio.Lock()
@@ -41,24 +55,34 @@ class TableFollowing:
             return bool(named or self._log.record.trimmed_before)
         return named != self._followed
 
-    def due(self) -> bool:
+    def due(self, settings: TopicSettings) -> bool:
         """Whether the table is behind, and it is time to try."""
+        return self._is_due() and not self._leaving()
+
+    def _is_due(self) -> bool:
         return self.behind and self._ports.clock.monotonic() >= self._not_before
+
+    def at_work(self, settings: TopicSettings) -> bool:
+        """Whether the table is behind."""
+        return self.behind
+
+    concerned = at_work
 
     async def columns(self) -> PayloadColumns | None:
         """Return what makes columns of payloads for the table; None without one. Raises Unavailable."""
         return None if self._ports.tables is None else await self._ports.tables.columns(self._topic)
 
-    async def turn(self) -> None:
+    async def turn(self, settings: TopicSettings) -> Sequence[LedgerRecord]:
         """Let it follow, if it is behind. What fails is told in `error` and tried again.
 
         Turns come one after another, and each one looks whether the table is still behind.
         """
         async with self._turns:
             await self._follow()
+        return ()
 
     async def _follow(self) -> None:
-        if self._ports.tables is None or not self.due():
+        if self._ports.tables is None or not self._is_due():
             return
         named = self._named()
         try:

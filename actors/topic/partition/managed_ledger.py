@@ -91,7 +91,7 @@ class ManagedLedger:
         self._waiters: list[Signal] = []
         self._on_wake: Callable[[], None] | None = None
         self.bookies = bookies
-        self.reader = LedgerReader(ports, bookies)
+        self.reader = LedgerReader(ports, bookies, resources.hooks.history)
         self.metadata = metadata
         self.tail = EntryCache(TAIL_BYTES, resources.room)
         self.tables: dict[int, RunOffsets] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,12 +24,16 @@ from sluice.actors.messages import (
 )
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Blob
+from sluice.actors.topic.partition.hooks import BackgroundJob
 from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.actors.topic.topic import Topic
+from sluice.cluster.launch.topic_hooks import LazyRooms
 from sluice.storage.errors import Conflict, Fenced, NotFound, Overloaded, Unavailable
 from sluice.storage.format.batch import decode_body, make_batch
 from sluice.storage.format.frame import NEWEST, Run, make_run
 from tests.sim.world import World
+
+J = TypeVar("J", bound=BackgroundJob)
 
 TIMEOUT = 20_000
 
@@ -60,7 +64,7 @@ class Cluster:
     owners: int = 0
     current: Address = ""
     hidden: list[str] = field(default_factory=list)
-    resources: ProcessResources = field(default_factory=ProcessResources)
+    resources: ProcessResources = field(default_factory=lambda: ProcessResources(LazyRooms()))
     frames: int = NEWEST
 
     async def start(self) -> Address:
@@ -125,6 +129,10 @@ class Cluster:
     def topic(self) -> Topic:
         """The newest owner's actor."""
         return cast(Topic, self.world.process(f"owner{self.owners}").actor)
+
+    def job(self, kind: type[J]) -> J:
+        """The newest owner's background job of a kind."""
+        return next(job for job in self.topic()._upkeep._make_jobs().jobs if isinstance(job, kind))
 
 
 class TestProducer:

@@ -29,6 +29,7 @@ from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.runtime.actor import Actor
 from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.actors.topic.topic import Topic
+from sluice.cluster.launch.topic_hooks import LazyRooms
 from sluice.storage.errors import SluiceError, Unavailable
 from sluice.storage.format.frame import NEWEST
 from tests.sim.world import World
@@ -55,7 +56,7 @@ class Registry(Actor):
         self._upgraded_at = rng.choice((0, 0, rng.randrange(3_000)))
         """When the last process that reads no newer frames is replaced, monotonic."""
         self.controller = controller
-        self._resources = [ProcessResources() for _ in range(BROKERS)]
+        self._resources = [ProcessResources(LazyRooms()) for _ in range(BROKERS)]
 
     async def start(self) -> None:
         """Begin to watch."""

@@ -52,8 +52,8 @@ async def publish(producer: TestProducer, rows: Sequence[Row]) -> None:
 async def compacted(client: Ports, cluster: Cluster) -> Compacted:
     """Compact the topic; returns what is in the record then."""
     await ask(client, cluster.current, Compact(ask=True))
-    await until(client, lambda: not cluster.topic()._upkeep.compaction.status().asked)
-    assert cluster.topic()._upkeep.compaction.state.error == ""
+    await until(client, lambda: not cluster.job(compaction.Compaction).status().asked)
+    assert cluster.job(compaction.Compaction).state.error == ""
     table = record_of(cluster).compacted
     assert table is not None
     return table
@@ -233,7 +233,7 @@ def test_an_empty_topic_is_compacted_at_once() -> None:
     async def scenario(world: World) -> None:
         cluster, client, _ = await started(world, SETTINGS)
         await ask(client, cluster.current, Compact(ask=True))
-        await until(client, lambda: not cluster.topic()._upkeep.compaction.status().asked)
+        await until(client, lambda: not cluster.job(compaction.Compaction).status().asked)
         status = await ask(client, cluster.current, Compact())
         assert (status.horizon, status.error, status.running) == (-1, "", False)
 
@@ -250,7 +250,7 @@ def test_a_table_that_is_damaged_is_named(how: str) -> None:
         data = world.objects.objects.pop(name)
         if how == "damaged":
             world.objects.objects[name] = data[:50] + b"!" + data[51:]
-        cluster.topic()._upkeep.compaction.reader.forget()
+        cluster.job(compaction.Compaction).reader.forget()
         with pytest.raises(Unavailable, match=f"object {name}"):
             await View().read(client, cluster.current)
         assert name in (await ask(client, cluster.current, Ping())).problem
@@ -268,7 +268,7 @@ def test_a_store_that_stores_something_else_is_found_out() -> None:
         write = world.objects.write
         world.objects.write = lambda name, data: write(name, data[:60] + b"!" + data[61:])  # type: ignore[method-assign]
         await ask(client, cluster.current, Compact(ask=True))
-        await until(client, lambda: bool(cluster.topic()._upkeep.compaction.state.error))
+        await until(client, lambda: bool(cluster.job(compaction.Compaction).state.error))
         status: CompactionStatus = await ask(client, cluster.current, Compact())
         assert status.asked
         assert "does not fit its checksum" in status.error
@@ -289,7 +289,7 @@ def test_requested_compaction_outlives_the_owner() -> None:
         write = world.objects.write
         world.objects.write = lambda name, data: write(name, data[:60])  # type: ignore[method-assign]
         assert (await ask(client, cluster.current, Compact(ask=True))).asked
-        await until(client, lambda: bool(cluster.topic()._upkeep.compaction.state.error))
+        await until(client, lambda: bool(cluster.job(compaction.Compaction).state.error))
         assert cluster.topic().at_work, "an owner that has not done it does not close"
         await cluster.replace_owner()
         assert (await ask(client, cluster.current, Compact())).asked
@@ -392,10 +392,10 @@ def test_a_newer_table_that_is_not_whole_is_not_taken(gone: int, monkeypatch: py
         world.meta.records["partition/t/0"] = backup
         del world.objects.objects[newer.parts[gone].name]
         await cluster.replace_owner()
-        objects = cluster.topic()._upkeep.compaction.objects
+        objects = cluster.job(compaction.Compaction).objects
         await until(client, lambda: not objects.collection_due() and not objects._kept)
         await ask(client, cluster.current, Compact(ask=True))
-        await until(client, lambda: "no object" in cluster.topic()._upkeep.compaction.state.error)
+        await until(client, lambda: "no object" in cluster.job(compaction.Compaction).state.error)
         assert record_of(cluster).compacted == old
         assert len(world.objects.objects) == len(newer.parts) - 1, "what is left of it stays"
 

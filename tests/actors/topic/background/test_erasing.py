@@ -179,7 +179,7 @@ def test_the_end_waits_for_the_objects_of_an_older_table(replaced: bool, monkeyp
         if replaced:
             world.crash(f"owner{cluster.owners}")
             await cluster.replace_owner()
-        await until(client, lambda: cluster.topic()._upkeep.erasing.error.startswith("the compacted log: "))
+        await until(client, lambda: cluster.job(erasing.Erasing).error.startswith("the compacted log: "))
         assert (await ask(client, cluster.current, Erase())).keys == 1
         del world.objects.trouble.refused["delete compacted/"]
         await until(client, lambda: not record_of(cluster).erasures)
@@ -203,7 +203,7 @@ def test_the_end_waits_for_the_table_of_a_catalog() -> None:
 
         catalog.follow = refuse  # type: ignore[method-assign]
         await ask(client, cluster.current, Erase(key=b"ada"))
-        await until(client, lambda: cluster.topic()._upkeep.erasing.error == "the table: planted")
+        await until(client, lambda: cluster.job(erasing.Erasing).error == "the table: planted")
         assert b"ada" not in keys_stored(world, cluster)
         assert (await ask(client, cluster.current, Erase())).keys == 1
         catalog.follow = follow  # type: ignore[method-assign]
@@ -253,7 +253,7 @@ def test_a_record_from_before_the_erasing_loses_no_object() -> None:
         world.crash(f"owner{cluster.owners}")
         world.meta.records["partition/t/0"] = backup
         await cluster.replace_owner()
-        objects = cluster.topic()._upkeep.offloading.objects
+        objects = cluster.job(offloading.Offloading).objects
         await until(client, lambda: not objects.collection_due())
         assert not {*anew} - {*world.objects.objects}
         await until(client, lambda: named(cluster)[:4] == anew[:4])
@@ -268,7 +268,7 @@ def test_a_bookie_that_is_away_is_waited_for() -> None:
         await until(client, lambda: all(not one.fragments for one in record_of(cluster).ledgers[:4]))
         world.crash("b1")
         await ask(client, cluster.current, Erase(key=b"ada"))
-        await until(client, lambda: "bookie b1" in cluster.topic()._upkeep.erasing.error)
+        await until(client, lambda: "bookie b1" in cluster.job(erasing.Erasing).error)
         assert (await ask(client, cluster.current, Erase())).messages == 4
         await cluster.restart_bookie("b1")
         await until(client, lambda: not record_of(cluster).erasures)
@@ -284,11 +284,11 @@ def test_a_ledger_trimmed_meanwhile_waits_for_bookies_too() -> None:
         world.objects.trouble.refused["put"] = Unavailable
         world.crash("b1")
         await ask(client, cluster.current, Erase(key=b"ada"))
-        await until(client, lambda: cluster.topic()._upkeep.erasing.error != "")
+        await until(client, lambda: cluster.job(erasing.Erasing).error != "")
         last = (await ask(client, cluster.current, ReadEnds())).last
         await ask(client, cluster.current, Progress(subscription="s", mark_delete=last))
         await until(client, lambda: len(record_of(cluster).ledgers) < 2)
-        await until(client, lambda: "bookie b1" in cluster.topic()._upkeep.erasing.error)
+        await until(client, lambda: "bookie b1" in cluster.job(erasing.Erasing).error)
         await cluster.restart_bookie("b1")
         await until(client, lambda: not record_of(cluster).erasures)
 
@@ -303,7 +303,7 @@ def test_the_end_waits_until_no_memory_has_the_key(monkeypatch: pytest.MonkeyPat
     async def scenario(world: World) -> None:
         cluster, client, _ = await filled(world, SETTINGS)
         await ask(client, cluster.current, Erase(key=b"ada"))
-        await until(client, lambda: "have it in memory" in cluster.topic()._upkeep.erasing.error)
+        await until(client, lambda: "have it in memory" in cluster.job(erasing.Erasing).error)
         began = client.clock.monotonic()
         await client.clock.sleep(30_000)
         await ask(client, cluster.current, Erase(key=b"eve"))
@@ -328,7 +328,7 @@ def test_a_ledger_that_cannot_be_read_holds_up_the_end_alone(settings: TopicSett
         else:
             cluster.flip(first.id, 0)
         await ask(client, cluster.current, Erase(key=b"ada"))
-        await until(client, lambda: cluster.topic()._upkeep.erasing.error != "")
+        await until(client, lambda: cluster.job(erasing.Erasing).error != "")
         told = await ask(client, cluster.current, Erase())
         assert (told.keys, told.messages) == (1, 3)
         assert ("no object" if settings is STORED else f"ledger {first.id} cannot be read") in told.error
@@ -401,7 +401,7 @@ def test_a_store_that_stores_something_else_is_found_out() -> None:
         write = world.objects.write
         world.objects.write = lambda name, data: write(name, data[:60] + b"!" + data[61:])  # type: ignore[method-assign]
         await ask(client, cluster.current, Erase(key=b"ada"))
-        await until(client, lambda: "does not fit its checksum" in cluster.topic()._upkeep.erasing.error)
+        await until(client, lambda: "does not fit its checksum" in cluster.job(erasing.Erasing).error)
         assert record_of(cluster).ledgers[:4] == before
         world.objects.write = write  # type: ignore[method-assign]
         await until(client, lambda: not record_of(cluster).erasures)
@@ -424,6 +424,6 @@ def test_invalid_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             await ask(client, cluster.current, Erase(key=key))
         with pytest.raises(Overloaded, match="2 keys are being erased"):
             await ask(client, cluster.current, Erase(key=b"bob"))
-        await until(client, lambda: cluster.topic()._upkeep.erasing.error.startswith("the store refuses"))
+        await until(client, lambda: cluster.job(erasing.Erasing).error.startswith("the store refuses"))
 
     World(7).play(scenario)

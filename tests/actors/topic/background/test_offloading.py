@@ -27,7 +27,8 @@ from sluice.actors.messages import (
     TopicSettings,
 )
 from sluice.actors.ports import Ports
-from sluice.actors.topic.background.offloading import NEVER, forgettable, offloadable
+from sluice.actors.topic.background.leaving import NEVER, forgettable, offloadable
+from sluice.actors.topic.background.offloading import Offloading
 from sluice.actors.topic.partition.unreadable import ALARM_MS
 from sluice.storage.errors import Invalid, NotFound, Unavailable
 from sluice.storage.format.batch import StoredBatch, decode_body
@@ -166,7 +167,7 @@ def test_requested_offload_outlives_the_owner() -> None:
         world.objects.write = lambda name, data: write(name, data[:60])  # type: ignore[method-assign]
         await ask(client, cluster.current, Offload(before=third))
         await ask(client, cluster.current, Offload(keep_bytes=1 << 30))
-        await until(client, lambda: bool(cluster.topic()._upkeep.offloading.state.error))
+        await until(client, lambda: bool(cluster.job(Offloading).state.error))
         assert cluster.topic().at_work, "an owner that has not done it does not close"
         await cluster.replace_owner()
         assert (await ask(client, cluster.current, Offload())).asked
@@ -389,7 +390,7 @@ def test_a_store_that_stores_something_else_is_found_out() -> None:
         world.objects.write = lambda name, data: write(name, data[:60] + b"!" + data[61:])  # type: ignore[method-assign]
         for _ in range(5):
             await producer.publish(3)
-        await until(client, lambda: bool(cluster.topic()._upkeep.offloading.state.error))
+        await until(client, lambda: bool(cluster.job(Offloading).state.error))
         assert "does not fit its checksum" in (await ask(client, cluster.current, Offload())).error
         assert all(one.offloaded is None and one.fragments for one in record_of(cluster).ledgers)
         world.objects.write = write  # type: ignore[method-assign]
@@ -408,7 +409,7 @@ def test_a_ledger_that_cannot_be_read_keeps_no_other() -> None:
         ledgers = [one.id for one in record_of(cluster).ledgers]
         cluster.flip(ledgers[1], 0)
         await ask(client, cluster.current, Offload(keep_bytes=0))
-        offloading = cluster.topic()._upkeep.offloading
+        offloading = cluster.job(Offloading)
         await until(client, lambda: offloading.state.error != "")
         gone = [one.id for one in record_of(cluster).ledgers if one.offloaded is not None]
         assert gone == [ledgers[0], *ledgers[2:4]]

@@ -18,7 +18,7 @@ from tests.sim.world import World
 def test_deletion_asked_for_during_one_is_done_too() -> None:
     async def scenario(world: World) -> None:
         cluster, client, _ = await leaving(world)
-        objects = cluster.topic()._upkeep.offloading.objects
+        objects = cluster.job(offloading.Offloading).objects
         first, second = (objects.new_name(one.id) for one in record_of(cluster).ledgers[:2])
         world.objects.objects |= {first: b"of a ledger that was trimmed", second: b"of one that is trimmed just now"}
         erase = world.objects.erase
@@ -57,7 +57,7 @@ def test_a_record_from_a_backup_has_no_object_deleted() -> None:
         world.meta.records["partition/t/0"] = backup
         cluster.settings = LEAVING
         await cluster.replace_owner()
-        objects = cluster.topic()._upkeep.offloading.objects
+        objects = cluster.job(offloading.Offloading).objects
         await until(client, lambda: not objects.collection_due())
         assert [name for name in stored if name not in world.objects.objects] == []
         # What the record takes for being on bookies is found where it is.
@@ -105,7 +105,7 @@ def test_a_name_that_is_taken_is_not_deleted() -> None:
 
     async def scenario(world: World) -> None:
         cluster, *_ = await leaving(world)
-        objects = cluster.topic()._upkeep.offloading.objects
+        objects = cluster.job(offloading.Offloading).objects
         first = record_of(cluster).ledgers[0].id
         taken = objects.new_name(first)
         world.objects.objects[taken] = b"of another owner of this epoch"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sluice.actors.messages import DeleteTopic, Offload
+from sluice.actors.topic.background.offloading import Offloading
 from sluice.actors.topic.background.table_following import TableFollowing
 from sluice.storage.errors import Unavailable
 from tests.actors.topic.background.test_offloading import leaving, named
@@ -20,7 +21,7 @@ def with_catalog(world: World) -> TableCatalog:
 
 def following(cluster: Cluster) -> TableFollowing:
     """The part of the owner."""
-    return cluster.topic()._upkeep.offloading.table
+    return cluster.job(Offloading).table
 
 
 def test_the_table_has_what_the_record_names() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sluice.actors.ledger.record import LedgerState, Offloaded, PartitionRecord
 from sluice.actors.messages import TopicSettings
 from sluice.actors.policies.retention import Retention, made_with
-from sluice.actors.topic.background.offloading import offloadable
+from sluice.actors.topic.background.leaving import offloadable
 from sluice.actors.topic.background.trimming import trimmable
 from sluice.storage.format.position import position
 from tests.actors.ledger.fakes import make_ledger
