@@ -10,7 +10,10 @@ import numpy as np
 
 from sluice.actors.pulsar.codec.frames import Cut
 from sluice.actors.pulsar.codec.send_decoder import PIECE_BYTES
-from sluice.actors.pulsar.codec.vectorized_decoder import sends_in
+from sluice.actors.pulsar.codec.vectorized_decoder import SEND_COMMAND, sends_in
+
+FEW_FRAMES = 64
+"""A plain loop over so many frames is cheaper than steps over columns."""
 
 
 @dataclass(slots=True)
@@ -33,10 +36,8 @@ class Reading:
         most: so many at once. few: so many of fewer than `least`.
         """
         if self.stretches is None:
-            sizes = np.diff([*self.cut.starts, self.cut.end])
-            sends = sends_in(self.cut) & (sizes <= PIECE_BYTES)  # larger ones are decoded in turns
-            begins = np.flatnonzero(np.diff(sends, prepend=False, append=False)).reshape(-1, 2).tolist()
-            self.stretches = deque((first, end) for first, end in begins)
+            few_frames = len(self.cut) <= FEW_FRAMES
+            self.stretches = deque(_short_stretches(self.cut) if few_frames else _stretches(self.cut))
         while self.stretches and self.stretches[0][0] < self.at:
             self.stretches.popleft()
         if self.stretches and self.stretches[0][0] == self.at:
@@ -52,3 +53,25 @@ class Reading:
     def is_done(self, producer: int) -> bool:
         """Whether the frame that was just taken up is a SEND that went out with others."""
         return self.at <= self.done_until and producer in self.done
+
+
+def _stretches(cut: Cut) -> list[tuple[int, int]]:
+    """The stretches of SENDs of at most PIECE_BYTES: larger ones are decoded in turns."""
+    sizes = np.diff([*cut.starts, cut.end])
+    sends = sends_in(cut) & (sizes <= PIECE_BYTES)
+    begins = np.flatnonzero(np.diff(sends, prepend=False, append=False)).reshape(-1, 2).tolist()
+    return [(first, end) for first, end in begins]
+
+
+def _short_stretches(cut: Cut) -> list[tuple[int, int]]:
+    """The same, frame by frame."""
+    found: list[tuple[int, int]] = []
+    data, starts, first = cut.data, cut.starts, -1
+    for number, start in enumerate(starts):
+        end = starts[number + 1] if number + 1 < len(starts) else cut.end
+        if data[start + 8 : start + 10] == SEND_COMMAND and start + 10 <= cut.end and end - start <= PIECE_BYTES:
+            first = number if first < 0 else first
+        elif first >= 0:
+            found.append((first, number))
+            first = -1
+    return found if first < 0 else [*found, (first, len(starts))]
