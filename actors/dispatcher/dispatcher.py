@@ -24,7 +24,7 @@ from sluice.actors.delayed.shared import SharedIndex
 from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.consumers import Consumers
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
-from sluice.actors.dispatcher.delivery.dead_letters import DeadLetters
+from sluice.actors.dispatcher.delivery.dead_letters import DeadLetterMover
 from sluice.actors.dispatcher.delivery.dispatch_loop import DispatchLoop
 from sluice.actors.dispatcher.delivery.due import DueMessages
 from sluice.actors.dispatcher.delivery.grace import ReconnectGrace
@@ -374,8 +374,8 @@ class Components:
         self.deletion = Deletion(context, self.consumers, self.leases, self.unused_watch)
 
     @cached_property
-    def dead_letters(self) -> DeadLetters:
-        return DeadLetters(self.context, self._backlog)
+    def dead_letters(self) -> DeadLetterMover:
+        return DeadLetterMover(self.context, self._backlog)
 
     @cached_property
     def delayed(self) -> DelayedMessages:

@@ -251,7 +251,7 @@ class Client(OfThisProcess):
 
     def dead_letters(self, topic: str, subscription: str) -> DeadLetters:
         """The dead letters of a subscription, to look at and to decide of, wherever they wait."""
-        return DeadLetters(self, topic, subscription)
+        return DeadLetters(self._core.dead_letters(topic, subscription), self._loop)
 
     stats = _blocking(AsyncClient.stats)
     admin = _blocking(AsyncClient.admin)

@@ -14,20 +14,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, Protocol, TypedDict, Unpack
 
+from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.messages.settings import ORIGIN
 from sluice.actors.ownership.names import check_name
+from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.client.async_consumer import AsyncConsumer
+from sluice.cluster.client.async_producer import AsyncProducer
 from sluice.cluster.client.log_reader import StoredRange
 from sluice.cluster.client.message import Message, MessageId
 from sluice.cluster.client.settings_input import check_names
+from sluice.cluster.client.typed_settings import ConsumerSettings
 from sluice.storage.errors import Invalid, NotFound
 from sluice.storage.format.hashing import key_bytes
-
-if TYPE_CHECKING:
-    from sluice.cluster.client.async_client import AsyncClient
-    from sluice.cluster.client.client import Client
 
 DECIDED = "dead-letters"
 """The subscription on a dead letter topic that remembers what was decided."""
@@ -66,10 +66,28 @@ class LettersDecided:
     messages: int
 
 
+class AsksBroker(Protocol):
+    """A client, as far as dead letters need one."""
+
+    async def admin(self, /, topic: str, subscription: str, verb: str, **arguments: Any) -> list[Any]: ...
+
+    async def stats(self, topic: str, subscription: str) -> list[dict[str, Any]]: ...
+
+    async def topics(self) -> list[dict[str, Any]]: ...
+
+    def read(self, topic: str, wanted: StoredRange) -> AsyncIterator[Received]: ...
+
+    async def create_producer(self, topic: str) -> AsyncProducer: ...
+
+    async def subscribe(
+        self, topic: str, subscription_name: str, **settings: Unpack[ConsumerSettings]
+    ) -> AsyncConsumer: ...
+
+
 class AsyncDeadLetters:
     """The dead letters of one subscription; `client.dead_letters` makes it."""
 
-    def __init__(self, client: AsyncClient, topic: str, subscription: str) -> None:
+    def __init__(self, client: AsksBroker, topic: str, subscription: str) -> None:
         self._client = client
         self.topic, self.subscription = check_name("topic", topic), check_name("subscription", subscription)
 
@@ -191,23 +209,21 @@ class AsyncDeadLetters:
 class DeadLetters:
     """The same for a program that blocks."""
 
-    def __init__(self, client: Client, topic: str, subscription: str) -> None:
-        self._client = client
-        self.topic, self.subscription = check_name("topic", topic), check_name("subscription", subscription)
+    def __init__(self, core: AsyncDeadLetters, loop: LoopThread) -> None:
+        self._core, self._loop = core, loop
+        self.topic, self.subscription = core.topic, core.subscription
 
     def letters(self, top: int = 100) -> list[DeadLetter]:
         """See AsyncDeadLetters.letters."""
-        return self._client.run(lambda core: core.dead_letters(self.topic, self.subscription).letters(top))
+        return self._loop.run(self._core.letters(top))
 
     def redrive(self, **choice: Unpack[LettersChoice]) -> LettersDecided:
         """See AsyncDeadLetters.redrive."""
-        return self._client.run(lambda core: core.dead_letters(self.topic, self.subscription).redrive(**choice))
+        return self._loop.run(self._core.redrive(**choice))
 
     def discard(self, *, only_failed: bool = False, **choice: Unpack[LettersChoice]) -> LettersDecided:
         """See AsyncDeadLetters.discard."""
-        return self._client.run(
-            lambda core: core.dead_letters(self.topic, self.subscription).discard(only_failed=only_failed, **choice)
-        )
+        return self._loop.run(self._core.discard(only_failed=only_failed, **choice))
 
 
 def _letter(message: Message[bytes]) -> DeadLetter:

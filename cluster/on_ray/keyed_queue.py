@@ -23,6 +23,7 @@ from queue import Empty, Full
 from typing import TYPE_CHECKING, Any
 
 from sluice.actors.ownership.names import check_name
+from sluice.cluster.base.loop import carried_out
 from sluice.cluster.client.producer_core import as_bytes
 from sluice.cluster.launch.connecting import connect
 from sluice.storage.errors import Fenced, Invalid, SluiceError, Timeout
@@ -283,6 +284,19 @@ class KeyedQueue:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> KeyedQueue:
+        """Connect in another thread. A call that is cancelled closes what it has opened."""
+        try:
+            await carried_out(self._open)
+        except asyncio.CancelledError:
+            await carried_out(self.close)
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close in another thread, also when this call is cancelled."""
+        await carried_out(self.close)
 
     # -- parts ----------------------------------------------------------------------------------------------------
 

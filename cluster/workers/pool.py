@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import threading
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import msgspec
 
 from sluice.actors.ownership.names import check_name
+from sluice.cluster.base.loop import carried_out
 from sluice.cluster.base.signals import unwind_at_sigterm
 from sluice.cluster.launch.connecting import connect
 from sluice.cluster.workers import registry
@@ -82,6 +84,14 @@ class Workers:
         One that is detached and runs already gets this handler and these options: its workers are replaced one by one,
         if their version is another. Raises Invalid, SluiceError.
         """
+        self._begin()
+        self._unwind()
+
+    def _unwind(self) -> None:
+        if self._thread is not None:
+            self._put_back = unwind_at_sigterm()
+
+    def _begin(self) -> None:
         if self._handler is None:
             raise Invalid("a pool of workers needs a handler")
         if self._thread is not None:
@@ -110,7 +120,6 @@ class Workers:
         self._reporter = reporter(client, self._place, self.options, version, self._keeper, on_fenced=self._lose)
         self._thread = threading.Thread(target=self._keep, name=self.options.name, daemon=True)
         self._thread.start()
-        self._put_back = unwind_at_sigterm()
 
     def scale(self, min_workers: int, max_workers: int) -> None:
         """Have so many workers from now on; its keeper hears of it within seconds. Raises Invalid, NotFound."""
@@ -149,6 +158,20 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    async def __aenter__(self) -> Workers:
+        """Start in another thread. A call that is cancelled stops what it has started."""
+        try:
+            await carried_out(self._begin)
+        except asyncio.CancelledError:
+            await carried_out(self.stop)
+            raise
+        self._unwind()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop in another thread, also when this call is cancelled."""
+        await carried_out(self.stop)
 
     def _connected(self) -> Client:
         if self._client is None and self._own_client is None:

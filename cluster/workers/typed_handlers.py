@@ -15,7 +15,8 @@ from sluice.storage.errors import Invalid
 
 def with_schema(handler: Any, options: WorkersOptions) -> WorkersOptions:
     """Return the options with the schema that the handler's annotation names, if none is given. Raises Invalid."""
-    if options.schema is None and is_typed(kind := annotation_of(handler)):
+    kind = annotation_of(handler)
+    if options.schema is None and not _is_message(kind) and is_typed(kind):
         options = msgspec.structs.replace(options, schema=kind)
     if options.schema is not None and options.batch_size:
         raise Invalid("a handler of columns gets payloads: leave batch_size, or schema")
@@ -28,9 +29,13 @@ def by_value(call: Any, options: WorkersOptions) -> Any:
     A handler that is annotated with Message gets the message, whose `value` is typed.
     """
     kind = annotation_of(call)
-    if options.schema is None or (get_origin(kind) or kind) is Message:
+    if options.schema is None or _is_message(kind):
         return call
     return lambda message: call(message.value())
+
+
+def _is_message(kind: Any) -> bool:
+    return (get_origin(kind) or kind) is Message
 
 
 def annotation_of(handler: Any) -> Any:

@@ -35,7 +35,7 @@ AT_ONCE = 1_000
 """Messages that one move takes at the most."""
 
 
-class DeadLetters:
+class DeadLetterMover:
     """Moves the dead messages of one subscription on one partition. moved: how many it has moved."""
 
     def __init__(self, context: SubscriptionContext, backlog: AckHandler) -> None:

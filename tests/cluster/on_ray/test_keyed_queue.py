@@ -412,3 +412,30 @@ def test_a_batch_with_an_odd_item_puts_none_of_them(queue: KeyedQueue) -> None:
             queue.put_nowait_batch([1, 2, 3], keys)
     queue.flush()
     assert queue.qsize() == 0
+
+
+def test_a_task_has_the_queue_open_within_its_block(client: Client) -> None:
+    async def run() -> None:
+        async with KeyedQueue("of-tasks", client=client) as queue:
+            await queue.put_async("first", key="k")
+            item = await queue.get_async(timeout=PATIENCE_S)
+            assert item.value == "first"
+            queue.ack(item)
+        with pytest.raises(Invalid, match="closed here"):
+            queue.put_nowait("late")
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_opening_leaves_nothing_open(client: Client) -> None:
+    async def run() -> None:
+        queue = KeyedQueue("given-up", client=client)
+        opening = asyncio.ensure_future(queue.__aenter__())
+        await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        with pytest.raises(Invalid, match="closed here"):
+            queue.put_nowait("late")
+
+    asyncio.run(run())

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.actors.consumer.unacked_messages import Received
-from sluice.actors.dispatcher.delivery.dead_letters import DeadLetters, _with_origin
+from sluice.actors.dispatcher.delivery.dead_letters import DeadLetterMover, _with_origin
 from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import SubscriptionSettings
@@ -87,7 +87,7 @@ def test_one_move_goes_at_a_time() -> None:
             payloads=lambda: nothing,
             store=nothing,
         )
-        letters = DeadLetters(context, nothing)
+        letters = DeadLetterMover(context, nothing)
         letters.wake()
         letters.wake()
         await world.loop.pause(1)
