@@ -72,6 +72,14 @@ def test_a_pipeline_that_is_killed_has_each_result_once(tmp_path: Path) -> None:
     ]
 
 
+def test_a_service_publishes_and_waits(tmp_path: Path) -> None:
+    assert run("service.py", tmp_path) == ["placed: 16", "refused: 422", "ids: 16", "articles on disk: 16"]
+
+
+def test_a_pool_behind_a_service_answers_in_order(tmp_path: Path) -> None:
+    assert run("answers.py", tmp_path) == [f"{customer} 1 3 6 10" for customer in ("ada", "ben", "cyd")]
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_nightly_batch_adds_up_the_orders_of_a_day(tmp_path: Path) -> None:
@@ -91,5 +99,5 @@ def test_every_example_is_run_here_and_named_in_a_page() -> None:
     page = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("python-client.md", "workers.md"))
     mine = Path(__file__).read_text(encoding="utf-8")
     names = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-    assert len(names) == 7
+    assert len(names) == 9
     assert [name for name in names if f"examples/{name}" not in page or f'run("{name}"' not in mine] == []

@@ -342,6 +342,8 @@ class PartitionConsumer:
                 elif self.closing or self._ports.clock.monotonic() - sent <= reply.lease:
                     self.batches.attached(apart=reply.apart)
                     self._enter(reply.session, reply.epoch, reply.lease, sent)
+                    if not first:
+                        self._ports.log("attached_again", session=reply.session, **self._named())
                     await self._leaving.after_attach(self._address, reply.session)
                     return
             except PASSING as error:
@@ -351,6 +353,14 @@ class PartitionConsumer:
             except Fenced:
                 await self._directory.suspect(self._address)
             await wait.pause()
+
+    def _named(self) -> dict[str, object]:
+        """The fields by which the log names this consumer."""
+        config = self._config
+        return {
+            "topic": config.topic, "partition": config.partition, "subscription": config.subscription,
+            "consumer": config.name,
+        }  # fmt: skip
 
     async def _say_given_back(self, attached: Attached) -> bool:
         """Repeat unconfirmed returns to a new session before it delivers. False: attach again."""
@@ -404,7 +414,7 @@ class PartitionConsumer:
     def _lost(self) -> None:
         """The lease ran out or the broker ended the session: everything we held is others' now."""
         self.lease.end()
-        self._ports.log("session_lost", partition=self.partition, session=self.session)
+        self._ports.log("session_lost", session=self.session, **self._named())
         self._holding.revoke()
         self._queued -= self._inbox.clear()
         self.losses.count += self.acknowledgements.void()

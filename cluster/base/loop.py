@@ -21,7 +21,7 @@ from weakref import WeakSet
 from sluice.cluster.base.forks import forget_in_children
 from sluice.storage.errors import Fenced, Invalid, Unavailable
 
-logger = logging.getLogger("sluice")
+logger = logging.getLogger("sluice.client")
 
 T = TypeVar("T")
 

@@ -19,8 +19,10 @@ from typing import Any, TypeVar
 from sluice.actors.ports import Address, InCommon, Meta, Net, Objects, Places, Ports, Watch
 from sluice.cluster.base.impairments import IMPAIRMENTS
 from sluice.cluster.base.log_filter import FewOfEachKind
+from sluice.cluster.base.log_parts import WARNINGS, logger_of
 
 logger = logging.getLogger("sluice")
+logger.addHandler(logging.NullHandler())
 MOST_TROUBLES = 4
 TROUBLE_MS = 30_000
 BACKGROUND_NICE = 10
@@ -95,7 +97,7 @@ class Tasks:
         if error is None:
             return
         name = f"{self._owner}:{task.get_name()}"
-        logger.error("%s failed: %r", name, error, exc_info=error)
+        logger_of(self._owner).error("%s failed: %r", name, error, exc_info=error)
         if self._failed is not None and isinstance(error, Exception):
             self._failed(name, error)
 
@@ -112,15 +114,18 @@ class Tasks:
 
 
 class StructuredLog:
-    """Logs one line for each event: actor, event, fields."""
+    """Logs one line for each event with the logger of the actor's part: actor, event, fields."""
 
     def __init__(self, actor: str) -> None:
-        self._actor = actor
+        self._actor, self._logger = actor, logger_of(actor)
 
     def __call__(self, event: str, **fields: object) -> None:
-        """Log at INFO."""
-        if logger.isEnabledFor(logging.INFO):
-            logger.info("%s %s %s", self._actor, event, " ".join(f"{key}={value}" for key, value in fields.items()))
+        """Log at INFO, and at WARNING what `log_parts` says in words."""
+        words = WARNINGS.get(event)
+        level = logging.INFO if words is None else logging.WARNING
+        if self._logger.isEnabledFor(level):
+            line = f"%s {event} %s" if words is None else f"%s: {words}: %s"
+            self._logger.log(level, line, self._actor, " ".join(f"{key}={value}" for key, value in fields.items()))
 
 
 class TroubleLog:
@@ -195,7 +200,9 @@ def real_ports(
 
 def log_to_stderr(level: str) -> None:
     """Send Sluice's own log to stderr, which Ray puts into a worker's log file. level: debug, info, warning, error."""
-    if not logger.handlers:
+    if all(isinstance(one, logging.NullHandler) or one is logging.lastResort for one in logger.handlers):
+        if logging.lastResort is not None:
+            logger.removeHandler(logging.lastResort)
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         handler.addFilter(FewOfEachKind())

@@ -33,6 +33,7 @@ from sluice.actors.ownership.names import check_name
 from sluice.actors.ports import Ports
 from sluice.actors.producer.batches import HASHING_SCHEMES, MURMUR3, Outgoing, cut, split
 from sluice.actors.producer.producer import PartitionProducer
+from sluice.cluster.base import tracing
 from sluice.cluster.base.loop import Home, call_user
 from sluice.cluster.base.own_process import OfThisProcess
 from sluice.cluster.client.delayed import due_after
@@ -236,6 +237,7 @@ class ProducerCore(OfThisProcess, Generic[S]):
         now = self._begin(callback)
         deliver_at = deliver_at if deliver_after is None else due_after(now, deliver_after)
         properties, ordering_key = _named(delay_id, properties, partition_key, ordering_key)
+        properties, callback = tracing.traced_message(self, payload, properties, callback)
         with self._room:
             self._check_open()
             if deliver_at is not None:

@@ -21,7 +21,7 @@ from sluice.cluster.base.real import SHARED_CONTEXT, Tasks
 from sluice.cluster.host.disk import FileDisk
 from sluice.storage.errors import SluiceError, Unavailable
 
-logger = logging.getLogger("sluice")
+logger = logging.getLogger("sluice.process")
 
 A = TypeVar("A", bound=Actor)
 

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from sluice.actors.ports.wire import Request
     from sluice.cluster.settings.config import Configuration
 
-logger = logging.getLogger("sluice")
+logger = logging.getLogger("sluice.process")
 
 STOP_SECONDS = 20.0
 """How long the processes of a cluster are asked to end before they are ended."""

@@ -51,7 +51,7 @@ from sluice.cluster.wire.net import NAMING, DirectNet, open_endpoint, session_fo
 from sluice.cluster.wire.tls import files_of
 from sluice.storage.errors import SluiceError, Unavailable
 
-logger = logging.getLogger("sluice")
+logger = logging.getLogger("sluice.process")
 
 BOOT_RETRY_S = 1.0
 OFFICE = ("controller", "admin")

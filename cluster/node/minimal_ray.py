@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-logger = logging.getLogger("sluice")
+logger = logging.getLogger("sluice.process")
 
 PATIENCE_S = 120.0
 _LOOK_EVERY_S = 0.1

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from sluice.cluster.base.descriptors import CLIENTS, at_most
 
-logger = logging.getLogger("sluice")
+logger = logging.getLogger("sluice.process")
 
 MOST_CONNECTIONS = 1_000
 MOST_PER_ADDRESS = 500

@@ -35,7 +35,7 @@ from sluice.cluster.wire.payloads import read, written
 from sluice.cluster.wire.tls import Secured, Trust
 from sluice.storage.errors import Invalid, Unavailable
 
-logger = logging.getLogger("sluice")
+logger = logging.getLogger("sluice.net")
 
 MAX_STRANGERS = 64
 """Connections that have not proved themselves, at one time."""

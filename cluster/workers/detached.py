@@ -22,6 +22,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from sluice.cluster.base.real import log_to_stderr
 from sluice.cluster.launch.connecting import connect
 from sluice.cluster.node.environment import POOLS_NAMESPACE
 from sluice.cluster.workers import registry
@@ -52,6 +53,7 @@ class KeeperActor:
         self, place: tuple[str, str], handler: Handler, options: WorkersOptions, version: str, start: str = ""
     ) -> None:
         """start: see messages.ClaimPool; empty in a keeper that an earlier version made, and that Ray starts again."""
+        log_to_stderr("warning")
         self._place, self._handler, self._options, self._version = place, handler, options, version
         self._start = start
         self._claimed = threading.Event()

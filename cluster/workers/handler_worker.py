@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.cluster.base.log_filter import FewOfEachKind
+from sluice.cluster.base.tracing import traced
 from sluice.cluster.client.consumer import Consumer
 from sluice.cluster.client.message import Message
 from sluice.cluster.workers.ages import Rows, keyless, waiting_ages
@@ -35,7 +36,7 @@ from sluice.cluster.workers.scaling import WorkerLoad
 from sluice.cluster.workers.typed_handlers import by_value
 from sluice.storage.errors import SluiceError
 
-logger = logging.getLogger("sluice.workers")
+logger = logging.getLogger("sluice.pool")
 logger.addFilter(FewOfEachKind())
 
 MOST_FAILURES = 20
@@ -199,7 +200,10 @@ class HandlerWorker(ABC):
             call: Any = made(self._handler)
             if attached := getattr(call, "on_attached", None):
                 attached(self._consumer)
-            self._serve(by_value(call, self._options))
+            called = by_value(call, self._options)
+            if not self._options.batch_size:
+                called = traced(called, self._consumer.subscription_name(), self._thread.name)
+            self._serve(called)
             self._consumer.wait_acknowledged()
             if leaving := getattr(call, "on_leaving", None):
                 leaving()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PoolStatus", "Workers"]
 
-logger = logging.getLogger("sluice")
+logger = logging.getLogger("sluice.pool")
 
 FENCED = "another program keeps a pool of this name now, so this one has stopped"
 LOOK_S = 0.1

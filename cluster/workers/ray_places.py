@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sluice.cluster.base.real import log_to_stderr
 from sluice.cluster.launch.connecting import connect
 from sluice.cluster.node.environment import POOLS_NAMESPACE
 from sluice.cluster.workers.handler_worker import Handler, HandlerWorker, WorkerReport, made
@@ -55,6 +56,7 @@ class WorkerActor:
     """The actor that runs a worker in a process of its own. Its calls are served by threads of their own."""
 
     def __init__(self, handler: Handler, options: WorkersOptions, version: str) -> None:
+        log_to_stderr("warning")
         self._options, self._version = options, version
         self._client = connect(**options.connect)
         self._handler = made(handler)

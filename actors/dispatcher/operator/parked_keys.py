@@ -103,13 +103,21 @@ class ParkedKeys:
         keys, sizes = order_keys(received.rows), _sizes(received.rows)
         limited = parking.limited
         if failed:
+            known = {each.number for each in parking.held()}
             parking.park(received.positions, keys, sizes, self._ports.clock.now())
             self._store.dirty()
+            for each in parking.held():
+                if each.number not in known:
+                    self._ports.log("key_parked", key=_name(each), **self._place())
         else:
             parking.examined(received.positions, keys, sizes)
         if parking.limited and not limited:
-            self._ports.log("parking_limit_reached", **parking.stats())
+            self._ports.log("parking_limit_reached", **self._place(), **parking.stats())
         self._wake()
+
+    def _place(self) -> dict[str, object]:
+        me = self._identity
+        return {"topic": me.topic, "partition": me.partition, "subscription": me.subscription}
 
     # -- what operators see -------------------------------------------------------------------------------------------
 

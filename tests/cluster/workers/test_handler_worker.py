@@ -24,7 +24,7 @@ def test_a_handler_that_raises_is_logged_twice(caplog: pytest.LogCaptureFixture)
         pool = Workers("orders", "billing", handle, client=client, retry_delay_ms=1, max_redeliver_count=2)
         with pool:
             eventually(lambda: sum(row["keysParkedTotal"] for row in client.stats("orders", "billing")), "it is parked")
-    told = [record.getMessage() for record in caplog.records if record.name == "sluice.workers"]
+    told = [record.getMessage() for record in caplog.records if record.name == "sluice.pool"]
     assert len(told) == 2
     assert "the handler failed on key key-1; it comes again" in told[0]
     assert "the handler failed on key key-1 3 times; the key is parked" in told[1]
