@@ -30,6 +30,7 @@ from sluice.actors.dispatcher.delivery.due import DueMessages
 from sluice.actors.dispatcher.delivery.grace import ReconnectGrace
 from sluice.actors.dispatcher.delivery.hot_keys import HotKeys, HotKeyWatch
 from sluice.actors.dispatcher.delivery.leases import Leases
+from sluice.actors.dispatcher.delivery.open_positions import OpenPositions
 from sluice.actors.dispatcher.delivery.process_sessions import ProcessSessions
 from sluice.actors.dispatcher.delivery.reader import BacklogReader
 from sluice.actors.dispatcher.delivery.redelivery import Redelivery
@@ -362,6 +363,7 @@ class Components:
         self.hot_keys = HotKeys(context)
         self.hot_key_watch = HotKeyWatch(context, self.hot_keys)
         self.reader = BacklogReader(context, backlog, self.hot_keys)
+        self.open_positions = OpenPositions(context, self.reader)
         self.leases = Leases(context)
         self.grace = ReconnectGrace(context, self.leases)
         self.consumers = Consumers(context, self.leases, self.grace)
@@ -387,7 +389,8 @@ class Components:
 
     @property
     def statistics(self) -> Statistics:
-        counting = (self.delayed, self.hot_keys, self.hot_key_watch, self.parked, self.grace, self.seeker)
+        watches = (self.hot_key_watch, self.open_positions)
+        counting = (self.delayed, self.hot_keys, *watches, self.parked, self.grace, self.seeker)
         return Statistics(self.context, self.reader, self._backlog, self.deliverer, counting)
 
     @property
@@ -403,7 +406,7 @@ class Components:
             ("read", self.reader.run()),
             ("lease", self.leases.run(self._look)),
             ("places", self.grace.run()),
-            ("progress", context.reporter.run(context.store, self.seeker.expire_old, self.reader.has_all)),
+            ("progress", context.reporter.run(context.store, self._look_at_backlog, self.reader.has_all)),
         ):
             context.ports.spawn(work, name)
         context.store.begin()
@@ -425,6 +428,11 @@ class Components:
         self.deliverer.look_if_stalled()
         self.hot_keys.look()
         self.hot_key_watch.look(paused=self.context.state.paused)
+
+    async def _look_at_backlog(self) -> None:
+        """Every now and then, while something is not done. Raises SluiceError."""
+        self.open_positions.look()
+        await self.seeker.expire_old()
 
     def _look_at_failed(self) -> None:
         """After every dispatch: some of its messages may have failed for good."""

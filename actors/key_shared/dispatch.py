@@ -151,6 +151,12 @@ class KeySharedDispatcher:
         if member is not None:
             arrivals.bring(core, member, positions, hashes)
 
+    def holds(self, positions: Positions) -> Mask:
+        """Which positions (int64, ascending) are in the window or parked."""
+        core = self._core
+        there: Mask = np.isin(positions, core.window.position[core.window.find(positions)])
+        return there | core.parked.contains(positions)
+
     def knows(self, consumer: int, positions: Positions) -> Mask:
         """Which positions (int64, ascending) this owner knows, or the consumer brought from an earlier owner.
 

@@ -125,6 +125,7 @@ SUBSCRIPTION = (
     Metric("sluice_places_returned_total", ("placesReturnedTotal",), "Consumers that came back in time"),
     Metric("sluice_hand_overs_total", ("handOversTotal",), "Consumers whose hashes another one took over as they are"),
     Metric("sluice_damped_consumers_total", ("dampedConsumersTotal",), "Times when a consumer that flaps had to wait"),
+    Metric("sluice_read_again_total", ("msgReadAgainTotal",), "Messages that no table knew and that were read again"),
     Metric("sluice_dispatch_stalled_total", ("watchdogStalls",), "Times when something deliverable was not sent"),
 )
 """Of every subscription on every partition."""

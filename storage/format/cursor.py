@@ -187,6 +187,22 @@ class Cursor:
                 return ledger << ENTRY_BITS | entry
             at = following << ENTRY_BITS
 
+    def open_from(self, start: int, last: int, most: int) -> Positions:
+        """The messages of one ledger that are not done, from the first one at or after `start` on (int64, ascending).
+
+        last: the last position that counts. most: how many positions are looked at from the first on. A ledger whose
+        end is not known has none, unless it holds `last`.
+        """
+        first = self.next_unacknowledged(start)
+        ledger = ledger_of(first)
+        entry = self._last(ledger)
+        if entry is None:
+            end = last if ledger == ledger_of(last) else first - 1
+        else:
+            end = min(ledger << ENTRY_BITS | entry, last)
+        positions = np.arange(first, min(end, first + most - 1) + 1, dtype=np.int64)
+        return positions[~self.is_acknowledged(positions)]
+
     def beyond(self) -> list[Positions]:
         """Messages that are done behind the mark-delete position: ascending positions, a column a ledger."""
         return [

@@ -13,6 +13,7 @@ MOST_CONSTRUCTOR_PARAMETERS = 7
 ONE_SUBJECT: dict[str, str] = {
     "actors/controller/controller.py": "the requests of one actor, a few lines each; decisions are elsewhere",
     "actors/placement/placer.py": "the waits of placement, all on the same slots and processes in hand",
+    "actors/key_shared/dispatch.py": "the door of the decisions: a method for each call, and no decision of its own",
     "actors/topic/topic.py": "the conversation of a partition's owner: a method for each request, and what they share",
     "actors/consumer/partition.py": "a consumer's conversation with one owner: its turns, its sessions, what it says",
     "actors/pulsar/conversation/consuming/wire_consumer.py": "one consumer of a client: messages, acknowledgements",

@@ -9,7 +9,7 @@ from typing import Protocol
 from tests.sim import faults as swarm
 from tests.sim.faults import Fault
 from tests.sim.loop import SimFailure
-from tests.sim.world import World
+from tests.sim.world import Process, World
 
 
 class Scenario(Protocol):
@@ -45,6 +45,16 @@ class Outcome:
         return not self.problem
 
 
+def fail_where_lost(world: World) -> None:
+    """A dispatcher that reads messages again, because none of its tables knew them, has a defect."""
+
+    def hear(process: Process, event: str, fields: dict[str, object]) -> None:
+        if event == "read_again":
+            world.loop.fail(AssertionError(f"L3: {process.name} knew open messages in none of its tables: {fields}"))
+
+    world.ears.append(hear)
+
+
 def run_seed(
     scenario: Scenario,
     seed: int,
@@ -57,6 +67,7 @@ def run_seed(
     chosen = list(faults) if faults is not None else swarm.draw(seed, scenario.kinds, scenario.favourites)
     world = World(seed)
     world.echo = echo
+    fail_where_lost(world)
     outcome = Outcome(seed, chosen)
     try:
         outcome.counters = scenario(world, chosen, options or {})

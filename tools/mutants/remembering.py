@@ -13,9 +13,18 @@ PLACEMENT, BOOKIES, CATALOG = (
     "tests/actors/test_known_bookies.py",
     "tests/actors/controller/test_catalog.py",
 )
+OPEN_POSITIONS = "tests/actors/dispatcher/delivery/test_open_positions.py"
 GATEWAY, NAMESPACES = "gateway", "tests/cluster/admin/test_namespaces.py"
 
 REMEMBERING: list[Mutant] = [
+    Mutant(
+        name="a message that no table knows is not read again",
+        module="sluice.actors.dispatcher.delivery.open_positions",
+        old="        self._reader.read_again(lost)\n",
+        new="",
+        world="delays",
+        test=f"{OPEN_POSITIONS}::test_a_message_that_the_window_lost_comes_once",
+    ),
     Mutant(
         name="a controller looks once which bookies have served",
         module="sluice.actors.controller.controller",

@@ -18,7 +18,7 @@ from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.hot_keys import HotKeys
 from sluice.actors.lookup.topic_log import READ_MOST
-from sluice.actors.messages import IndexRead, ReadEnds, RunIndex
+from sluice.actors.messages import NO_POSITIONS, IndexRead, ReadEnds, RunIndex
 from sluice.actors.ownership.ownership_proof import process_of
 from sluice.actors.runtime.backoff import Backoff
 from sluice.actors.runtime.cancellable_wait import CancellableWait
@@ -65,6 +65,8 @@ class BacklogReader:
         self._asking = CancellableWait()
         self.index_ready = Signal()
         self._rescans: list[tuple[int, int]] = []
+        self._lost = NO_POSITIONS
+        """Messages, ascending, that are wanted again whether or not they were delayed."""
 
     def move(self, to: int) -> None:
         """Read on from another position (start, seek, skip); a read under way becomes void."""
@@ -163,6 +165,12 @@ class BacklogReader:
             self._rescans += lost
             self.stop_waiting()
 
+    def read_again(self, lost: Positions) -> None:
+        """Read messages again that no table knows (int64, ascending, of one ledger)."""
+        self._lost = np.union1d(self._lost[self._lost > self._cursor.mark_delete], lost)
+        self._rescans.append((int(lost[0]), int(lost[-1])))
+        self.stop_waiting()
+
     def reads_again(self, position: int | None = None) -> bool:
         """Whether a part of the delayed index was lost and is to be read again: one with this position, or any."""
         lost = [(first, min(last, self.position - 1)) for first, last in self._rescans]
@@ -198,12 +206,15 @@ class BacklogReader:
         return True
 
     def _restore(self, run: RunIndex, columns: memoryview, first: int, last: int) -> None:
-        """Give the delayed rows of one run back to the index, or to the core if they are due by now."""
+        """Give the lost and the delayed rows of one run back to the index, or to the core if they are due by now."""
         due, hashes = index_columns(columns, run.count, run.delayed)
-        if due is None:
-            return
         positions = run_positions(run.ledger, run.first_entry, run.count)
-        wanted = (due > 0) & (positions >= first) & (positions <= last) & ~self._cursor.is_acknowledged(positions)
+        wanted = np.isin(positions, self._lost)
+        if due is None:
+            due = np.zeros(run.count, np.int64)
+        else:
+            wanted |= due > 0
+        wanted &= (positions >= first) & (positions <= last) & ~self._cursor.is_acknowledged(positions)
         positions, hashes, due = positions[wanted], hashes[wanted], due[wanted]
         now = self._ports.clock.now()
         later = self._tracker.add(positions, hashes, due, now)
@@ -324,6 +335,11 @@ class BacklogReader:
         """Look where the topic ends, unless this waits there: then it hears of it, and of every ledger on the way."""
         if not self.reading or not self.end_known or self.position <= self.end:
             await self.look()
+
+    @property
+    def at_end(self) -> bool:
+        """Whether everything was read, as far as anybody knows."""
+        return self.end_known and self.position > self.end
 
     def has_all(self) -> bool:
         """Whether everything is done, and what comes next is waited for."""

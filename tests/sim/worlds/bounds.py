@@ -7,6 +7,8 @@ from sluice.actors.dispatcher import Dispatcher
 from tests.sim.world import World
 
 EVERY_MS = 100
+LOOK_MS = 1_000
+"""So often a dispatcher looks whether its tables know each open message."""
 
 
 async def watch_bounds(world: World) -> None:
@@ -19,6 +21,7 @@ async def watch_bounds(world: World) -> None:
                 _check(name, actor)
                 if not actor.ended():
                     _check_view(name, actor)
+                    actor.parts.open_positions.look(LOOK_MS)
 
 
 def _check(name: str, dispatcher: Dispatcher) -> None:

@@ -325,6 +325,14 @@ class CursorModel(RuleBasedStateMachine):
             swallowed = [at for at in self.universe if not open_ones or at < open_ones[0]]
             assert self.cursor.mark_delete >= max(swallowed, default=EARLIEST)
             assert self.cursor.unacknowledged_in(0, self.universe[-1]) == len(open_ones)
+            assert self._walked(most=3) == open_ones
+
+    def _walked(self, most: int) -> list[int]:
+        """Every open message, a piece of the log at a time."""
+        found: list[int] = []
+        while len(piece := self.cursor.open_from(found[-1] + 1 if found else EARLIEST, self.universe[-1], most)):
+            found += piece.tolist()
+        return found
 
 
 CursorModel.TestCase.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
