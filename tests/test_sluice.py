@@ -148,6 +148,24 @@ def test_another_python_has_an_environment_of_its_own(checkout: Checkout) -> Non
     assert not (checkout.folder / ".venv").exists()
 
 
+@pytest.mark.parametrize("with_uv", [True, False], ids=["uv", "no uv"])
+def test_a_python_of_pyenv_is_found_by_its_version(checkout: Checkout, tools: Path, with_uv: bool) -> None:
+    """Its own `python3.13` in the PATH starts nothing while another version is chosen."""
+    (tools / "python3.13").write_text("#!/bin/sh\nexit 127\n")
+    there = tools.parent / ".pyenv" / "versions" / "3.13.0" / "bin" / "python"
+    there.parent.mkdir(parents=True)
+    there.write_text('#!/bin/sh\nprintf "pyenv %s\\n" "$*" >>"$CALLS"\nexit 0\n')
+    for program in (tools / "python3.13", there):
+        program.chmod(0o755)
+    if not with_uv:
+        (tools / "uv").unlink()
+    checkout.run("test", "--python", "3.13", HOME=str(tools.parent))
+    made = [line for line in checkout.calls.read_text().splitlines() if " venv " in f" {line}"]
+    assert any(
+        line.startswith(f"venv --allow-existing --python {there} " if with_uv else "pyenv -m venv ") for line in made
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [(["2.7"], "there is no Python 2.7 that is 3."), ([], "test --python needs a version, such as 3.")],

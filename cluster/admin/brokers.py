@@ -29,6 +29,7 @@ from sluice.cluster.admin.namespaces import CLUSTER
 from sluice.cluster.admin.topics import NAMESPACE
 from sluice.cluster.admin.whole_namespaces import BUNDLE, WHOLE
 from sluice.cluster.gateway.addresses import Addresses
+from sluice.cluster.http.responses import large
 from sluice.storage.errors import NotFound
 
 LOOKUP = "/lookup/v2/topic/{kind:(non-)?persistent}/{tenant}/{namespace}/{topic}"
@@ -43,7 +44,7 @@ class BrokerRoutes:
     def routes(self) -> list[web.RouteDef]:
         brokers = "/admin/v2/brokers"
         return [
-            web.get(NAMESPACE, self._policies),
+            web.get(NAMESPACE, large(self._policies)),
             web.get(f"{NAMESPACE}/bundles", self._bundles),
             web.get(f"{NAMESPACE}/{{what:clusters|replication}}", self._clusters_of),
             web.put(f"{NAMESPACE}/unload", self._unload),

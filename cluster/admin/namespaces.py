@@ -24,6 +24,7 @@ from sluice.actors.policies.retention import Lifetimes
 from sluice.actors.pulsar.topic_names import topics_in
 from sluice.cluster.admin.broker import Broker, space_of
 from sluice.cluster.admin.topics import NAMESPACE
+from sluice.cluster.http.responses import large
 from sluice.cluster.http.server import body_of, json_in, object_in
 from sluice.storage.errors import Conflict, Invalid, NotFound
 
@@ -46,12 +47,12 @@ class NamespacesByHttp:
     def routes(self) -> list[web.RouteDef]:
         policy = f"{NAMESPACE}/{{policy:{'|'.join(_FIELDS)}}}"
         return [
-            web.get("/admin/v2/tenants", self._tenants),
-            web.get(TENANT, self._tenant),
+            web.get("/admin/v2/tenants", large(self._tenants)),
+            web.get(TENANT, large(self._tenant)),
             web.put(TENANT, self._create_tenant),
             web.post(TENANT, self._change_tenant),
             web.delete(TENANT, self._remove_tenant),
-            web.get("/admin/v2/namespaces/{tenant}", self._list),
+            web.get("/admin/v2/namespaces/{tenant}", large(self._list)),
             web.put(NAMESPACE, self._create),
             web.delete(NAMESPACE, self._remove),
             web.get(policy, self._policy),

@@ -24,6 +24,7 @@ from sluice.actors.policies.policy_records import of_namespace, of_topic
 from sluice.cluster.admin.broker import Broker, space_of, topic_of
 from sluice.cluster.admin.topics import NAMESPACE, TOPIC
 from sluice.cluster.http.guard import Handler
+from sluice.cluster.http.responses import large
 from sluice.cluster.http.server import body_of, json_in
 from sluice.storage.errors import Invalid
 
@@ -37,9 +38,9 @@ class PermissionsByHttp:
     def routes(self) -> list[web.RouteDef]:
         of_subscription = f"{NAMESPACE}/permissions/subscription"
         return [
-            web.get(f"{NAMESPACE}/permissions", self._of_namespace),
-            web.get(of_subscription, self._of_subscriptions),
-            web.get(f"{TOPIC}/permissions", self._of_topic),
+            web.get(f"{NAMESPACE}/permissions", large(self._of_namespace)),
+            web.get(of_subscription, large(self._of_subscriptions)),
+            web.get(f"{TOPIC}/permissions", large(self._of_topic)),
             web.post(f"{of_subscription}/{{subscription}}", self._changes(self._grant_subscription)),
             web.delete(f"{NAMESPACE}/permissions/{{subscription}}/{{role}}", self._changes(self._revoke_subscription)),
             *(web.post(f"{base}/permissions/{{role}}", self._changes(self._grant)) for base in (TOPIC, NAMESPACE)),

@@ -32,7 +32,7 @@ STREAMED_BYTES = 1024 * 1024
 """An answer that is made while it is read counts as so many bytes."""
 MADE, MADE_OF_ONE = 4, 2
 """So many large answers are made at the same time, for all roles and for one."""
-REST, REST_MOST_S = 3, 1.0
+REST, REST_MOST_S = 3, 3.0
 """After an answer was made the next one waits so many times as long as that took, and so many seconds at most: who asks
 and asks leaves the others half of the processor.
 """

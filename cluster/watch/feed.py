@@ -92,6 +92,8 @@ class _Channel:
         self._numbers = count(1)
         self._events: deque[tuple[int, dict[str, Any]]] = deque(maxlen=EVENTS_KEPT)
         self._latest: Picture | None = None
+        self._shown = ""
+        """The same as every viewer gets it."""
         self._error = ""
         self._published = OwnerRates({"published": "msgInCounter"})
         self._delivered = OwnerRates({"delivered": "msgOutCounter", "acknowledged": "msgAckCounter"})
@@ -113,7 +115,7 @@ class _Channel:
             seen_event = self._events[-1][0] if self._events else 0
             if fresh:
                 yield event("events", fresh)
-            yield event("picture", self._latest)
+            yield self._shown
 
     def close(self) -> None:
         self._asking.cancel()
@@ -162,7 +164,7 @@ class _Channel:
         told = of_audit(new["at"], self._topic, self._subscription, audited)
         for one in [*events(self._latest, new), *told]:
             self._events.append((next(self._numbers), one))
-        self._latest = new
+        self._latest, self._shown = new, event("picture", new)
 
 
 async def _or(work: Awaitable[T], otherwise: T) -> T:

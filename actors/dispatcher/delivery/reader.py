@@ -326,7 +326,8 @@ class BacklogReader:
         """Ask where the topic ends now; False, and nothing is known anew, if it does not answer."""
         with contextlib.suppress(Unavailable, Fenced, NotFound):
             ends = await self._topic.ask(ReadEnds(), LOOK_TIMEOUT)
-            self._cursor.chain(ends.ledgers)
+            # Where nothing was read, what comes before the first ledger is nothing, and nobody holds any of it.
+            self._cursor.chain(ends.ledgers, complete=self.position <= 0)
             self._reaches(ends.last)
             return True
         return False

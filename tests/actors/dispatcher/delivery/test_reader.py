@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.actors.messages import Compact, CompactionStatus, Explain, shown
+from sluice.actors.messages import Compact, CompactionStatus, Explain, FindBacklog, ReadEnds, shown
 from sluice.actors.ports import Unknown
 from tests.scenarios.key_shared.broker import TOPIC, Broker, play
 
@@ -122,3 +122,20 @@ def test_nothing_goes_out_behind_what_is_not_durably_passed_over(read_before: bo
         assert [message.number for message in whole.got] == [0, 1, 2]
 
     play(scenario, type="exclusive", lease_ms=3_000)
+
+
+def test_a_backlog_begins_at_the_first_message_of_an_idle_topic() -> None:
+    """The subscription was there before the topic's first ledger, and has nobody for whom it would read."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.quiet(1_000)
+        await client.close()
+        await broker.quiet(1_000)
+        await broker.publish("a")
+        topic = await broker.directory.topic(TOPIC, 0)
+        ends = await broker.ports.net.call(topic, ReadEnds(), 5_000)
+        assert not isinstance(ends, Unknown)
+        assert (await broker.ask(FindBacklog(start=-1))).position == ends.last
+
+    play(scenario)
