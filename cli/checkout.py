@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import subprocess
 import sys
@@ -21,6 +22,13 @@ LANES = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--tb", "sho
 """How the whole suite runs: three files of tests at a time, of which two may wait for a real cluster while the third
 computes (tests.lanes)."""
 
+_EXAMPLES = """\
+  ./sluice test                                            everything
+  ./sluice test tests/storage                              a folder
+  ./sluice test tests/storage/format/test_frame.py -k crc  a file's tests with this in their names
+  ./sluice test -m "not ray and not spark"                 without real clusters
+  ./sluice test tests/actors --hypothesis-profile fresh    new random examples
+"""
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Typer settings of commands that hand their arguments on, `--help` included."""
 
@@ -42,6 +50,9 @@ def test(context: typer.Context) -> int:
     """
     root = checkout()
     python = sys.executable
+    if {"-h", "--help"} & {*context.args}:
+        print(f"{inspect.cleandoc(test.__doc__ or '')}\n\n{_EXAMPLES}\nOptions of pytest:\n", flush=True)
+        return hand_over([python, "-m", "pytest", "--help"], root)
     release = [one for one in context.args if one == "--all"]
     arguments = context.args if len(context.args) > len(release) else [*LANES, *release]
     checks = {"ruff check": ["ruff", "check", "."], "ruff format": ["ruff", "format", "--check", "--quiet", "."]}

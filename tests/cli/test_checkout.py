@@ -43,11 +43,20 @@ def test_test_runs_everything_and_fails_if_anything_fails(
     cli: Cli, runs: dict[str, Any], fails: str, code: int
 ) -> None:
     runs["fails"] = fails
-    assert cli("test", "-k", "x", "--help")[0] == code
+    assert cli("test", "-k", "x", "-x")[0] == code
     styles, (mypy, suite) = runs["commands"][:2], sorted(runs["commands"][2:])
     assert [command[1] for command in (*styles, mypy, suite)] == ["ruff", "ruff", "mypy", "pytest"]
-    assert suite[-3:] == ["-k", "x", "--help"]
+    assert suite[-3:] == ["-k", "x", "-x"]
     assert {"src/sluice", "tests"} <= set(mypy)
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_begins_with_the_commands_own_words(cli: Cli, runs: dict[str, Any], word: str) -> None:
+    code, output, _ = cli("test", word)
+    assert code == 0
+    assert output.startswith("Check style, and run all tests")
+    assert output.endswith("Options of pytest:\n\n")
+    assert [command[1:] for command in runs["commands"]] == [["pytest", "--help"]]
 
 
 def test_the_whole_suite_runs_in_lanes_that_share_no_file(cli: Cli, runs: dict[str, Any]) -> None:

@@ -103,8 +103,10 @@ def test_failed_step_is_one_line(tmp_path: Path) -> None:
 
 
 def state() -> tuple[str, str]:
-    """Return everything that a release could change in this checkout: refs and files."""
-    return said("git", "for-each-ref", cwd=ROOT), said("git", "status", "--porcelain", "--ignored=no", cwd=ROOT)
+    """Return everything that a release could change in this checkout: its commit, tags and files."""
+    return said("git", "rev-parse", "HEAD", cwd=ROOT) + said("git", "tag", cwd=ROOT), said(
+        "git", "status", "-s", cwd=ROOT
+    )
 
 
 @pytest.mark.slow
