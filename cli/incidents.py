@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -135,13 +135,16 @@ def replay(
             "without a state": each.missing,
             "difference": str(each.difference or ""),
             "violation": (each.violations or [""])[0],
+            "remarks": [f"{iso_time(at)} {text}" for at, text in each.remarks],
         }
         for of, each in found.items()
     ]
     if json:
         show_json(rows)
     else:
-        show(rows, False, {name: name for name in rows[0]} if rows else {})
+        show(rows, False, {name: name for name in rows[0] if name != "remarks"} if rows else {})
+        for remark in sorted(remark for row in rows for remark in cast("list[str]", row["remarks"])):
+            say(remark)
     clean = all(each.clean for each in found.values())
     if test is not None:
         test.write_text(_TEST.format(path=str(file.resolve())) + (_EQUAL if clean else ""), encoding="utf-8")
