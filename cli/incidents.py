@@ -5,8 +5,10 @@ No command here needs a running cluster: the recordings are read from the data f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="What happened: export and replay the recorded decisions.")
 
 FromOption = Annotated[str, typer.Option("--from", metavar="TIME", help="Since then (ISO-8601).")]
+EverywhereOption = Annotated[
+    bool, typer.Option("--everywhere", help="Also what other machines of the running cluster recorded.")
+]
 ToOption = Annotated[str, typer.Option("--to", metavar="TIME", help="Until then (ISO-8601).")]
 _TEST = '''"""An exported incident stays what it is: made again, its decisions keep every promise."""
 
@@ -46,21 +51,38 @@ def test_recorded_incident_replays_without_a_violation() -> None:
 _EQUAL = "    assert [str(each.difference) for each in found.values() if each.difference] == []\n"
 
 
-def chunks_of(
-    topic: str, subscription: str, data_dir: Path | None, config: Path | None, partition: int | None = None
-) -> list[RecordedCalls]:
-    """Yield what this machine recorded of a subscription. Raises NotFound."""
-    from sluice.cluster.host.recordings import recorded_chunks
+@contextmanager
+def recordings(data_dir: Path | None, config: Path | None, everywhere: bool) -> Iterator[Path]:
+    """The data folder with the recordings; `everywhere`: a temporary one with those of all machines."""
     from sluice.cluster.settings.config import load
+
+    values = load(config, data_dir=data_dir).values
+    if not everywhere:
+        yield values.data_dir
+        return
+    from sluice.cluster.launch import discovery
+    from sluice.cluster.launch.gathering import gathered
+    from sluice.storage.errors import Unavailable
+
+    found = (values.address, None) if values.address else discovery.find(values.data_dir)
+    if found is None:
+        raise Unavailable(f"no cluster is running on {values.data_dir.absolute()}; leave out --everywhere")
+    with gathered(found[0], values.data_dir) as folder:
+        yield folder
+
+
+def chunks_of(
+    topic: str, subscription: str, data_dir: Path | None, config: Path | None, everywhere: bool = False
+) -> list[RecordedCalls]:
+    """Return what was recorded of a subscription. Raises NotFound."""
+    from sluice.cluster.host.recordings import recorded_chunks
     from sluice.storage.errors import NotFound
 
-    folder = load(config, data_dir=data_dir).values.data_dir
-    found = list(recorded_chunks(folder, topic, subscription))
-    if not found:
-        raise NotFound(f"nothing is recorded of {subscription} on {topic} in {folder}; see recorder_bytes")
-    if partition is not None:
-        found = [chunk for chunk in found if chunk.of.partition == partition]
-    return found
+    with recordings(data_dir, config, everywhere) as folder:
+        found = list(recorded_chunks(folder, topic, subscription))
+        if not found:
+            raise NotFound(f"nothing is recorded of {subscription} on {topic} in {folder}; see recorder_bytes")
+        return found
 
 
 @app.command()
@@ -70,15 +92,15 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")],
     start: FromOption = "0",
     end: ToOption = "",
+    everywhere: EverywhereOption = False,
     data_dir: DataDirOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Write what was recorded of a subscription into one file: no payloads, and keys as hashes alone."""
     from sluice.cluster.host.recordings import export_incident
-    from sluice.cluster.settings.config import load
 
-    folder = load(config, data_dir=data_dir).values.data_dir
-    size = export_incident(folder, topic, subscription, _span(start, end), output)
+    with recordings(data_dir, config, everywhere) as folder:
+        size = export_incident(folder, topic, subscription, _span(start, end), output)
     say(f"wrote {size} bytes to {output}; `./sluice incident replay {output}` makes its decisions again")
 
 
@@ -113,13 +135,16 @@ def replay(
             "without a state": each.missing,
             "difference": str(each.difference or ""),
             "violation": (each.violations or [""])[0],
+            "remarks": [f"{iso_time(at)} {text}" for at, text in each.remarks],
         }
         for of, each in found.items()
     ]
     if json:
         show_json(rows)
     else:
-        show(rows, False, {name: name for name in rows[0]} if rows else {})
+        show(rows, False, {name: name for name in rows[0] if name != "remarks"} if rows else {})
+        for remark in sorted(remark for row in rows for remark in cast("list[str]", row["remarks"])):
+            say(remark)
     clean = all(each.clean for each in found.values())
     if test is not None:
         test.write_text(_TEST.format(path=str(file.resolve())) + (_EQUAL if clean else ""), encoding="utf-8")
@@ -144,13 +169,14 @@ def timeline(
     start: FromOption = "0",
     end: ToOption = "",
     json: JsonOption = False,
+    everywhere: EverywhereOption = False,
     data_dir: DataDirOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Show what happened to a key, one line each, from what this machine recorded; over changes of owner as well."""
     from sluice.actors.recorder.timeline import timeline as lines_of
 
-    chunks = chunks_of(topic, subscription, data_dir, config)
+    chunks = chunks_of(topic, subscription, data_dir, config, everywhere)
     lines = lines_of(chunks, _hash(key), *_span(start, end))
     rows = [{"at": iso_time(line.at), "partition": line.partition, "what": line.text} for line in lines]
     if json:
@@ -165,13 +191,14 @@ def waits(
     start: FromOption = "0",
     end: ToOption = "",
     json: JsonOption = False,
+    everywhere: EverywhereOption = False,
     data_dir: DataDirOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Show what messages waited for between their confirmation and their first delivery, the longest first."""
     from sluice.actors.recorder.timeline import waits as waits_of
 
-    found = waits_of(chunks_of(topic, subscription, data_dir, config), *_span(start, end))
+    found = waits_of(chunks_of(topic, subscription, data_dir, config, everywhere), *_span(start, end))
     rows: list[dict[str, Any]] = [
         {
             "reason": reason,

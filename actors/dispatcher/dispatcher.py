@@ -156,7 +156,7 @@ class Dispatcher(Actor):
         """See Actor. However it ended, it takes nothing more out of the shared delayed index."""
         self.ports.process.of(ProcessSessions).leave(self.ports.me)
         if self._parts is not None:
-            self.ports.process.of(FlightRecorder).end(self._parts.context.core)
+            self.ports.process.of(FlightRecorder).end(self._parts.context.core, self.ended_because)
         if self._shared is not None:
             self._shared.leave(self.ports.me)
 
@@ -172,8 +172,7 @@ class Dispatcher(Actor):
     @property
     def problem(self) -> str:
         """See Actor: parked keys that are at their limit, a key that holds the others back."""
-        parts = self._parts
-        return "" if parts is None else "; ".join(filter(None, (parts.parked.alarm(), parts.hot_key_watch.problem)))
+        return "" if self._parts is None else self._parts.problem
 
     def ended(self) -> bool:
         """Whether this dispatcher has ended."""
@@ -362,6 +361,7 @@ class Components:
         self._backlog = backlog = AckHandler(context)
         self.hot_keys = HotKeys(context)
         self.hot_key_watch = HotKeyWatch(context, self.hot_keys)
+        self._alarm = ""
         self.reader = BacklogReader(context, backlog, self.hot_keys)
         self.open_positions = OpenPositions(context, self.reader)
         self.leases = Leases(context)
@@ -423,11 +423,23 @@ class Components:
         undone = context.core.has_dead_letters() or not (context.store.settled and context.reporter.reported())
         return bool(there or undone or not context.settings.durable)
 
+    @property
+    def problem(self) -> str:
+        """The alarms of the subscription in one line; empty if there are none."""
+        return "; ".join(filter(None, (self.parked.alarm(), self.hot_key_watch.problem)))
+
     def _look(self) -> None:
         """Every now and then, while nobody is awaited."""
+        context = self.context
+        recorder, stalls = context.ports.process.of(FlightRecorder), self.deliverer.stalls
         self.deliverer.look_if_stalled()
+        if self.deliverer.stalls > stalls:
+            recorder.remark(context.core, "the watchdog found messages that could go out and did not")
         self.hot_keys.look()
-        self.hot_key_watch.look(paused=self.context.state.paused)
+        self.hot_key_watch.look(paused=context.state.paused)
+        if self.problem != self._alarm:
+            self._alarm = self.problem
+            recorder.remark(context.core, f"alarm: {self._alarm}" if self._alarm else "the alarm is over")
 
     async def _look_at_backlog(self) -> None:
         """Every now and then, while something is not done. Raises SluiceError."""

@@ -46,8 +46,9 @@ CALLS = (
     "never_arrived", "remember", "clock_was_set", "remove", "take_events", "take_revoked",
     "ring.keep", "ring.offer", "ring.give_place", "ring.hand_over_told", "ring.give_up", "ring.restore",
     "parking.load", "parking.park", "parking.examined", "parking.redrive", "parking.decide", "parking.resume",
+    "remark",
 )  # fmt: skip
-"""Every call that is kept. A name keeps its number for good."""
+"""Every call that is kept, and remarks, which are none. A name keeps its number for good."""
 NUMBERS = {name: number for number, name in enumerate(CALLS)}
 
 

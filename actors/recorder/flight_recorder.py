@@ -68,10 +68,16 @@ class FlightRecorder:
             now=self._ports.clock.now(),
         )
 
-    def end(self, decisions: KeySharedDispatcher) -> None:
-        """A dispatcher has ended; its last calls are still written."""
+    def remark(self, decisions: KeySharedDispatcher, text: str) -> None:
+        """Keep a sentence about the dispatcher of these decisions, if they are recorded."""
+        if isinstance(decisions, RecordedDecisions) and self._ports is not None:
+            decisions.recording.remark(self._ports.clock.now(), text)
+
+    def end(self, decisions: KeySharedDispatcher, reason: str) -> None:
+        """A dispatcher has ended; its last calls are still written, with the reason."""
         if isinstance(decisions, RecordedDecisions) and self._ports is not None:
             recording = decisions.recording
+            self.remark(decisions, f"the owner ended: {reason}")
             chunk = recording.taken(self._ports.clock.now())
             if chunk is not None:
                 self._left.append(chunk)

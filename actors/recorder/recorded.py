@@ -42,6 +42,7 @@ EARLY_BYTES = 2 * 1024 * 1024
 CALM, PATIENCE = 10_000, 200
 """A snapshot waits until fewer messages are not done, for so many passes at most."""
 _CALL_BYTES = 100
+_LONGEST_REMARK = 2_000
 _ROUTE = NUMBERS["route"]
 
 
@@ -86,6 +87,10 @@ class Recording:
         self._calls.append(call)
         if not room.awake or room.held > EARLY_BYTES:
             room.wake(room.held > EARLY_BYTES)
+
+    def remark(self, at: int, text: str) -> None:
+        """Keep a sentence about the dispatcher: a finding, an alarm, its end. at: ms."""
+        self.note((NUMBERS["remark"], (at, text[:_LONGEST_REMARK]), None, None, ""))
 
     def stop(self) -> None:
         """Keep nothing any more."""
@@ -138,6 +143,7 @@ class RecordedDecisions(KeySharedDispatcher):
         history = history or History()
         super().__init__(settings, partition=partition, first_consumer=first_consumer, history=history)
         self.recording = recording
+        self._violations = 0
         began = (msgspec.msgpack.encode(settings), partition, first_consumer, history.number, now)
         recording.note((NUMBERS["begin"], began, None, None, ""))
 
@@ -150,6 +156,10 @@ class RecordedDecisions(KeySharedDispatcher):
             recording.note((_ROUTE, (now,), None, None, f"{type(error).__name__}: {error}"))
             raise
         recording.note((_ROUTE, (now,), None, sent.shares or None, ""))
+        sentinel = self._core.sentinel
+        if sentinel.violations_order + sentinel.violations_holder > self._violations:
+            self._violations = sentinel.violations_order + sentinel.violations_holder
+            recording.remark(now, f"the order sentinel found: {sentinel.stories[-1]}")
         if recording.wants_snapshot:
             recording.snapshot(self, self._core.window.live)
         return sent
@@ -227,7 +237,7 @@ def _calls(prefix: str) -> Iterator[tuple[int, str]]:
 
 
 for _number, _name in _calls(""):
-    if _name not in ("begin", "snapshot", "gap", "route"):
+    if _name not in ("begin", "snapshot", "gap", "route", "remark"):
         setattr(RecordedDecisions, _name, _tapped(_number, getattr(KeySharedDispatcher, _name)))
 for _number, _name in _calls("ring."):
     setattr(_RecordedRing, _name, _tapped_values(_number, getattr(HashRangeAssignments, _name)))

@@ -31,6 +31,7 @@ from sluice.storage.format.redeliveries import Redeliveries
 MOST_EXPORTED = 64 * 1024 * 1024
 _NOW_AT = {
     "begin": 4,
+    "remark": 0,
     "route": 0,
     "ring.give_place": 1,
     "ring.give_up": 1,
@@ -60,6 +61,7 @@ class Difference:
 class Replayed:
     """The findings of a replay. calls, decisions (messages sent), gaps: numbers. missing: calls without a state before
     them. violations: broken promises that were recorded and came again, in words. first, last: ms, 0 if unknown.
+    remarks: times (ms) and texts of what the recorder was told.
     """
 
     calls: int = 0
@@ -70,6 +72,7 @@ class Replayed:
     last: int = 0
     difference: Difference | None = None
     violations: list[str] = field(default_factory=list)
+    remarks: list[tuple[int, str]] = field(default_factory=list)
 
     @property
     def clean(self) -> bool:
@@ -133,8 +136,11 @@ class DecisionReplay:
                 found.gaps += 1
                 self.decisions = None
                 return True
-            if call.name in ("begin", "snapshot"):
-                self.decisions = _begun(call)
+            if call.name in ("begin", "snapshot", "remark"):
+                if call.name == "remark":
+                    found.remarks.append((self.at, str(call.arguments[1])))
+                else:
+                    self.decisions = _begun(call)
                 if after is not None:
                     after(call, None)
                 return True

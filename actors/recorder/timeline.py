@@ -56,6 +56,9 @@ class KeyTimeline:
 
     def follow(self, call: RecordedCall, answer: Any) -> None:
         """A call was made."""
+        if call.name == "remark":
+            self._add(str(call.arguments[1]))
+            return
         decisions = self._replay.decisions
         assert decisions is not None
         self._names |= {each.number: each.name for each in decisions.consumers()}

@@ -59,6 +59,8 @@ class Actor:
     def __init__(self, ports: Ports) -> None:
         self.ports = ports
         self.stopped: str | None = None
+        self.ended_because = ""
+        """Why its host let it go; empty while it lives."""
         self._under_way = 0
         self._idle_since: int | None = None
 

@@ -91,6 +91,7 @@ class HostedActor:
         self._over = self._over or reason or "stopped"
         self.actor.ports.actor.over = True
         self.settle(Unavailable(f"{self.actor.ports.me} ended: {reason}"))
+        self.actor.ended_because = self._over
         self.actor.release()
         for call in list(self._calls):
             call.cancel()

@@ -6,6 +6,7 @@ Reading needs no cluster: the files say what came into the decisions, also of pr
 from __future__ import annotations
 
 import shutil
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -21,6 +22,7 @@ from sluice.cluster.host.disk import FileDisk
 from sluice.storage.errors import NotFound, Unavailable
 
 FOLDER = "recorder"
+PART_BYTES = 4 << 20
 
 
 def open_recorder(ports: Ports, settings: Mapping[str, Any]) -> None:
@@ -46,6 +48,23 @@ def _remove_stale(root: Path) -> None:
     for folder in root.glob("*"):
         if max((file.stat().st_mtime for file in folder.glob(f"{PREFIX}*")), default=oldest) < oldest:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def recording_part(data_dir: Path, file: str, offset: int) -> tuple[str, list[str], bytes]:
+    """Return which folder of recordings this is, the names of its files, and of one of them `PART_BYTES` from `offset`.
+
+    file: empty for none. Raises NotFound if it is none of the names.
+    """
+    root = data_dir / FOLDER
+    names = sorted(str(path.relative_to(root)) for path in root.glob(f"*/{PREFIX}*"))
+    place = f"{socket.gethostname()}-{root.stat().st_dev}-{root.stat().st_ino}" if names else ""
+    if not file:
+        return place, names, b""
+    if file not in names:
+        raise NotFound(f"{file[:100]!r} is no recording here")
+    with (root / file).open("rb") as stream:
+        stream.seek(offset)
+        return place, [], stream.read(PART_BYTES)
 
 
 def recorded_chunks(data_dir: Path, topic: str, subscription: str) -> Iterator[RecordedCalls]:

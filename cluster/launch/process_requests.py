@@ -8,14 +8,17 @@ head cannot be reached the others go on.
 
 from __future__ import annotations
 
+import asyncio
 import json
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from sluice.actors.messages import Done
 from sluice.actors.ports import Address
-from sluice.actors.ports.wire import Packed, Reply, Request, pack, pack_error, unpack
+from sluice.actors.ports.wire import Blob, Packed, Reply, Request, pack, pack_error, unpack
 from sluice.actors.runtime.host import Answer
 from sluice.cluster.base.impairments import IMPAIRMENTS
+from sluice.cluster.host.recordings import recording_part
 from sluice.cluster.wire.net import ask_from_thread
 from sluice.storage.errors import SluiceError, Unavailable
 
@@ -90,6 +93,22 @@ class Relieve(Request[Felt], kw_only=True):
     kind: str
 
 
+class RecordingPart(Reply, kw_only=True):
+    """A part of a file of recordings, and which folder this is with the names of its files (with no file asked for)."""
+
+    place: str
+    files: list[str]
+    data: Blob
+
+
+class ReadRecording(Request[RecordingPart], kw_only=True):
+    """A request for a part of what the processes of this machine recorded, see cluster.host.recordings."""
+
+    reply: ClassVar[type[Reply]] = RecordingPart
+    file: str
+    offset: int
+
+
 class HostProcessItself(Protocol):
     """The process that is asked."""
 
@@ -107,17 +126,21 @@ class HostProcessItself(Protocol):
 
 
 _KINDS: dict[str, type[Request[Any]]] = {
-    kind.__name__: kind for kind in (Introduce, ServeSlot, StartActor, StopActor, Impair, Relieve)
+    kind.__name__: kind for kind in (Introduce, ServeSlot, StartActor, StopActor, Impair, Relieve, ReadRecording)
 }
 
 
-async def answer(host: HostProcessItself, kind: str, packed: Packed) -> Answer:
-    """Carry out a request to this process and return its packed reply or error."""
+async def answer(host: HostProcessItself, kind: str, packed: Packed, data_dir: Path = Path()) -> Answer:
+    """Carry out a request to this process and return its packed reply or error. data_dir: of this process."""
     try:
         wanted = _KINDS.get(kind)
         if wanted is None:
             raise Unavailable(f"a process does not know {kind}; is it an older version?")
-        return pack(await _do(host, unpack(wanted, packed.head, packed.attachments, packed.handles)))
+        request = unpack(wanted, packed.head, packed.attachments, packed.handles)
+        if isinstance(request, ReadRecording):
+            found = await asyncio.to_thread(recording_part, data_dir, request.file, request.offset)
+            return pack(RecordingPart(place=found[0], files=found[1], data=Blob(found[2])))
+        return pack(await _do(host, request))
     except SluiceError as error:
         return pack_error(error)
     except Exception as error:

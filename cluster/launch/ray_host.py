@@ -128,7 +128,9 @@ class Host:
         self._boot = boot
         itself: dict[str, Asked] = {
             NAMING: lambda _, packed: naming.answer(packed, self.net.find_for_others),
-            process_requests.ACTOR: lambda kind, packed: process_requests.answer(self, kind, packed),
+            process_requests.ACTOR: lambda kind, packed: process_requests.answer(
+                self, kind, packed, Path(settings.get("data_dir", "."))
+            ),
         }
         self.actors = ProcessActors(name, self._make, self._dropped, itself)
         self._tls = files_of(settings)

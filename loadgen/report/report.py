@@ -441,9 +441,7 @@ def _acts_in_words(report: Report) -> list[tuple[str, str]]:
         else:
             text = f"{act['messages']:,} messages, {act['end_to_end_msgs_per_s']:,.0f}/s end to end"
         rows.append((f"act {number}", f"{act['name']}: {text}"))
-    return rows + [
-        ("waits", f"{row['what']}: {waits.in_words(row['message_seconds'])}") for row in report.waits_shown()[:3]
-    ]
+    return [*rows, *waits.rows(report.waits_shown()[:3])]
 
 
 def _faults_in_words(report: Report) -> str:

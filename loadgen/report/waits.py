@@ -50,12 +50,17 @@ def in_words(reasons: dict[str, float]) -> str:
     return f"{whole:,.1f} message-seconds: {', '.join(shown)}" if shown else "nothing"
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def rows(shown: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The rows for the terminal."""
+    return [("waits", f"{row['what']}: {in_words(row['message_seconds'])}") for row in shown]
+
+
+def table(shown: list[dict[str, Any]]) -> str:
     """The rows for the page; empty if there are none."""
     note = '<p class="note">Waits until the first delivery; a fault counts until the next one.</p>'
     cells = "".join(
         f'<tr><td class="number">{row["at_s"]:.2f} s</td><td>{escape(row["what"])}</td>'
         f"<td>{escape(in_words(row['message_seconds']))}</td></tr>"
-        for row in rows
+        for row in shown
     )
-    return f"{note}<table>{cells}</table>" if rows else ""
+    return f"{note}<table>{cells}</table>" if shown else ""

@@ -86,7 +86,7 @@ def test_cut_and_damaged_incidents_are_one_line_and_exit_2(shop: Path) -> None:
     whole = (shop / "whole").read_bytes()
     for data, says in (
         (whole[:-1], "is cut"),
-        (whole[:40] + b"\0" + whole[41:], "damaged"),
+        (whole[:40] + bytes((whole[40] ^ 1,)) + whole[41:], "damaged"),
         (b"x" * 100, "no recording"),
         (b"", "no recording"),
     ):

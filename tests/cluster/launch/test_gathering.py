@@ -1,0 +1,84 @@
+"""Recordings of several machines come together in one folder, through the requests that a process answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.actors.ports import Unknown
+from sluice.actors.ports.wire import Packed, Request, pack
+from sluice.actors.recorder.flight_file import RecordedSubscription, assemble
+from sluice.actors.recorder.flight_file import pack as packed
+from sluice.actors.runtime.host import opened
+from sluice.cluster.host import recordings
+from sluice.cluster.host.recordings import FOLDER, recorded_chunks
+from sluice.cluster.launch import gathering
+from sluice.cluster.launch.gathering import gather
+from sluice.cluster.launch.process_requests import ReadRecording, answer
+from sluice.storage.errors import Invalid, NotFound
+from tests.actors.recorder.test_replay import busy
+
+
+class Machines:
+    """Processes with the data folders of their machines, reached through the codec; None does not answer."""
+
+    def __init__(self, **folders: Path | None) -> None:
+        self.folders = folders
+        self.net = self
+        self.asked = 0
+
+    async def status(self) -> dict[str, Any]:
+        return {"actors": [{"address": f"{name}/{kind}"} for name in self.folders for kind in ("topic", "dispatcher")]}
+
+    async def call(self, to: str, request: Request[Any], timeout: int) -> Any:
+        self.asked += 1
+        folder = self.folders[to.partition("/")[0]]
+        if folder is None:
+            return Unknown("it hangs")
+        host: Any = None
+        told = await answer(host, type(request).__name__, pack(request).copied(), folder)
+        return opened(request, told.copied() if isinstance(told, Packed) else told)
+
+
+def recorded(folder: Path, process: str, epoch: int) -> None:
+    """Write a file of a ring."""
+    chunk = busy().recording.taken(1_000)
+    assert chunk is not None
+    target = folder / FOLDER / process
+    target.mkdir(parents=True)
+    data = assemble([packed(type(chunk)(RecordedSubscription("orders", 0, "billing", epoch), 0, 1_000, chunk.calls))])
+    (target / "flight-00000001").write_bytes(data)
+
+
+async def test_each_machine_gives_its_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recordings, "PART_BYTES", 1_000)
+    recorded(tmp_path / "a", "broker-0", 1)
+    recorded(tmp_path / "a", "ended", 2)
+    recorded(tmp_path / "b", "broker-0", 3)
+    machines: Any = Machines(one=tmp_path / "a", two=tmp_path / "a", three=tmp_path / "b", hangs=None)
+    warned: list[str] = []
+    await gather(machines, tmp_path / "all", warned.append)
+    found = list(recorded_chunks(tmp_path / "all", "orders", "billing"))
+    assert sorted(chunk.of.epoch for chunk in found) == [1, 2, 3]
+    assert warned == ["the recordings of hangs are missing: it hangs"]
+    bytes_on = sum(file.stat().st_size for file in (tmp_path / "all").rglob("flight-*"))
+    assert machines.asked >= 4 + bytes_on // 1_000, "no file came in one part"
+
+
+async def test_too_many_bytes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "MOST_BYTES", 100)
+    recorded(tmp_path / "a", "broker-0", 1)
+    machines: Any = Machines(one=tmp_path / "a")
+    with pytest.raises(Invalid, match="longer than 100 bytes"):
+        await gather(machines, tmp_path / "all", print)
+
+
+@pytest.mark.parametrize("file", ["../token", "/etc/passwd", "broker-0/../../secret", "broker-0/nothing"])
+async def test_a_file_that_is_no_recording_is_not_read(tmp_path: Path, file: str) -> None:
+    recorded(tmp_path, "broker-0", 1)
+    (tmp_path / "secret").write_text("x")
+    machines: Any = Machines(one=tmp_path)
+    with pytest.raises(NotFound, match="no recording"):
+        await machines.call("one/process", ReadRecording(file=file, offset=0), 1)
