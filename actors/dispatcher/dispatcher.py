@@ -42,7 +42,7 @@ from sluice.actors.dispatcher.operator.inspection import Inspection, document
 from sluice.actors.dispatcher.operator.parked_keys import ParkedKeys
 from sluice.actors.dispatcher.operator.seek import Seeker
 from sluice.actors.dispatcher.operator.statistics import Statistics
-from sluice.actors.dispatcher.takeover import take_over
+from sluice.actors.dispatcher.takeover import ProcessRecorder, take_over
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import (
     Acknowledge,
@@ -100,7 +100,6 @@ from sluice.actors.messages import (
 )
 from sluice.actors.ownership.fenced_record import FencedRecord
 from sluice.actors.ports import Ports
-from sluice.actors.recorder.flight_recorder import FlightRecorder
 from sluice.actors.runtime.actor import Actor
 from sluice.storage.errors import Fenced, Unavailable
 from sluice.storage.format.position import show
@@ -154,8 +153,9 @@ class Dispatcher(Actor):
     def release(self) -> None:
         """See Actor. However it ended, it takes nothing more out of the shared delayed index."""
         self.ports.process.of(ProcessSessions).leave(self.ports.me)
-        if self._parts is not None:
-            self.ports.process.of(FlightRecorder).end(self._parts.context.core)
+        recorder = self.ports.process.of(ProcessRecorder).recorder
+        if self._parts is not None and recorder is not None:
+            recorder.end(self._parts.context.core)
         if self._shared is not None:
             self._shared.leave(self.ports.me)
 

@@ -73,6 +73,7 @@ from sluice.actors.runtime.signal import Signal
 from sluice.actors.topic.background.maintenance import TopicMaintenance
 from sluice.actors.topic.partition.admission import Admission
 from sluice.actors.topic.partition.amounts import backlog_bytes, bytes_behind, first_waiting, weighs_at_most
+from sluice.actors.topic.partition.hooks import ProcessResources
 from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.actors.topic.partition.producers import (
     Join,
@@ -86,7 +87,6 @@ from sluice.actors.topic.partition.producers import (
     check_sequences,
 )
 from sluice.actors.topic.partition.reads import LogReads
-from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.actors.topic.partition.result_intake import ResultIntake
 from sluice.actors.topic.partition.results import check_results
 from sluice.actors.topic.partition.termination import Termination
@@ -139,7 +139,7 @@ class Topic(Actor):
         self._termination = Termination(ports, self._log)
         self._intake = ResultIntake(ports, self._log, self._producers.results, self._termination, self._ready)
         self._giving_up = GivingUp(ports, known, self._log)
-        self._upkeep = TopicMaintenance(ports, known, topic, self._log, self._reads, resources.hooks)
+        self._upkeep = TopicMaintenance(ports, known, topic, self._log, self._reads, resources.jobs)
         self._delayed = IndexOwner(ports, shared or SharedIndex(), topic, partition)
         self._deleted = False
         self._neglected = ""

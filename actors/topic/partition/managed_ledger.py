@@ -34,7 +34,7 @@ from sluice.actors.runtime.backoff import Backoff
 from sluice.actors.runtime.signal import Signal
 from sluice.actors.topic.partition.entry_cache import TAIL_BYTES, EntryCache, cache_run
 from sluice.actors.topic.partition.producers import Producers
-from sluice.actors.topic.partition.resources import ProcessResources
+from sluice.actors.topic.partition.resources import LogResources
 from sluice.actors.topic.partition.source_names import is_source
 from sluice.storage.errors import Fenced, InvariantViolation, Overloaded, Unavailable
 from sluice.storage.format.frame import Run, Segment
@@ -72,7 +72,7 @@ class ManagedLedger:
         settings: TopicSettings,
         producers: Producers,
         lost: Callable[[str], None],
-        resources: ProcessResources,
+        resources: LogResources,
     ) -> None:
         self._ports = ports
         self._settings = settings
@@ -91,7 +91,7 @@ class ManagedLedger:
         self._waiters: list[Signal] = []
         self._on_wake: Callable[[], None] | None = None
         self.bookies = bookies
-        self.reader = LedgerReader(ports, bookies, resources.hooks.history)
+        self.reader = LedgerReader(ports, bookies, resources.history)
         self.metadata = metadata
         self.tail = EntryCache(TAIL_BYTES, resources.room)
         self.tables: dict[int, RunOffsets] = {}
