@@ -21,6 +21,7 @@ UNUSED = (
     "sluice.actors.topic.background.compaction", "sluice.actors.topic.background.erasing",
     "sluice.actors.topic.background.newer_table", "sluice.actors.topic.background.offloading",
     "sluice.actors.topic.background.table_following", "sluice.actors.topic.partition.compacted_reads",
+    "sluice.actors.topic.partition.result_intake", "sluice.actors.topic.partition.results",
     "sluice.cluster.admin", "sluice.cluster.base.audit", "sluice.cluster.history", "sluice.cluster.http",
     "sluice.cluster.on_ray", "sluice.cluster.settings.config", "sluice.cluster.watch", "sluice.cluster.workers",
     "sluice.loadgen", "sluice.cli", "sluice.storage.history",

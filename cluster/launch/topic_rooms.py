@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sluice.actors.ports import Ports
 from sluice.actors.topic.partition.hooks import JobContext, OptionalJobs, ProcessResources
 
 if TYPE_CHECKING:
     from sluice.actors.ledger.history_reader import HistoryReader
+    from sluice.actors.topic.partition.result_intake import ResultIntake
+    from sluice.actors.topic.partition.results import Results
 
 
 def topic_resources() -> ProcessResources:
     """The resources of the topics of one process, with hooks for the optional rooms."""
-    return ProcessResources(history=_history, jobs=_jobs)
+    return ProcessResources(history=_history, results=_results, jobs=_jobs, intake=_intake)
 
 
 def _history(ports: Ports) -> HistoryReader:
     from sluice.actors.ledger.history_reader import HistoryReader
 
     return HistoryReader(ports)
+
+
+def _results() -> Results:
+    from sluice.actors.topic.partition.results import Results
+
+    return Results()
+
+
+def _intake(*of: Any) -> ResultIntake:
+    from sluice.actors.topic.partition.result_intake import ResultIntake
+
+    return ResultIntake(*of)
 
 
 def _jobs(context: JobContext) -> OptionalJobs:

@@ -6,7 +6,7 @@ imports none of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -20,6 +20,13 @@ from sluice.actors.topic.partition.resources import LogResources
 
 if TYPE_CHECKING:
     from sluice.actors.topic.partition.compacted_reads import CompactedReads
+    from sluice.actors.topic.partition.result_intake import ResultIntake
+    from sluice.actors.topic.partition.results import Results
+    from sluice.actors.topic.partition.termination import Termination
+
+
+Ready = Callable[[], Awaitable[None]]
+"""Waits until an owner serves, and raises when it does not any more."""
 
 
 class BackgroundJob:
@@ -94,7 +101,8 @@ class OptionalJobs(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessResources(LogResources):
     """The resources that the owners of partitions in one process share. jobs: makes the background jobs of an owner
-    that needs them.
+    that needs them. intake: makes what takes results of workers in.
     """
 
     jobs: Callable[[JobContext], OptionalJobs]
+    intake: Callable[[Ports, ManagedLedger, Results, Termination, Ready], ResultIntake]

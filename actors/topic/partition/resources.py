@@ -12,14 +12,16 @@ from sluice.actors.topic.partition.entry_cache import CacheRoom
 
 if TYPE_CHECKING:
     from sluice.actors.ledger.history_reader import HistoryReader
+    from sluice.actors.topic.partition.results import Results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogResources:
     """room: what their caches may hold together. ids: gives their ledgers numbers. history: makes what reads ledgers in
-    the object store, for a log that needs it.
+    the object store, for a log that needs it; results: what deduplicates results of workers.
     """
 
     history: Callable[[Ports], HistoryReader]
+    results: Callable[[], Results]
     room: CacheRoom = field(default_factory=CacheRoom)
     ids: LedgerIds = field(default_factory=LedgerIds)
