@@ -28,13 +28,12 @@ from sluice.actors.messages import BookieList, OpenProducer, ProducerOpened, Pub
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Blob, Reply, Request
 from sluice.actors.runtime.actor import Actor
-from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.actors.topic.topic import Topic
 from sluice.cluster.base.arguments import ArgumentParser, count
 from sluice.cluster.base.real import RealClock, Tasks
 from sluice.cluster.host.disk import FileDisk
 from sluice.cluster.host.store_ports import AsyncMeta, AsyncObjects
-from sluice.cluster.launch.topic_hooks import LazyRooms
+from sluice.cluster.launch.topic_rooms import topic_resources
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.batch import make_batch
 from sluice.storage.format.frame import Buffer, Run, make_run
@@ -107,7 +106,7 @@ class Bench:
         return BookieList(ids=self.names, addresses=self.names)
 
     async def owner(self, name: str) -> Topic:
-        resources = ProcessResources(LazyRooms())
+        resources = topic_resources()
         topic = Topic(
             self.ports(name),
             topic="bench",

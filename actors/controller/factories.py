@@ -19,7 +19,7 @@ from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import SubscriptionSettings, TopicSettings
 from sluice.actors.messages.settings import shared_settings
 from sluice.actors.ports import Address, Ports
-from sluice.actors.topic.partition.resources import ProcessResources
+from sluice.actors.topic.partition.hooks import ProcessResources
 from sluice.actors.topic.topic import Topic
 
 

@@ -43,7 +43,7 @@ from sluice.actors.dispatcher.operator.inspection import Inspection, document
 from sluice.actors.dispatcher.operator.parked_keys import ParkedKeys
 from sluice.actors.dispatcher.operator.seek import Seeker
 from sluice.actors.dispatcher.operator.statistics import Statistics
-from sluice.actors.dispatcher.takeover import take_over
+from sluice.actors.dispatcher.takeover import ProcessRecorder, take_over
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import (
     Acknowledge,
@@ -101,7 +101,6 @@ from sluice.actors.messages import (
 )
 from sluice.actors.ownership.fenced_record import FencedRecord
 from sluice.actors.ports import Ports
-from sluice.actors.recorder.flight_recorder import FlightRecorder
 from sluice.actors.runtime.actor import Actor
 from sluice.storage.errors import Fenced, Unavailable
 from sluice.storage.format.position import show
@@ -155,8 +154,9 @@ class Dispatcher(Actor):
     def release(self) -> None:
         """See Actor. However it ended, it takes nothing more out of the shared delayed index."""
         self.ports.process.of(ProcessSessions).leave(self.ports.me)
-        if self._parts is not None:
-            self.ports.process.of(FlightRecorder).end(self._parts.context.core, self.ended_because)
+        recorder = self.ports.process.of(ProcessRecorder).recorder
+        if self._parts is not None and recorder is not None:
+            recorder.end(self._parts.context.core, self.ended_because)
         if self._shared is not None:
             self._shared.leave(self.ports.me)
 
@@ -431,15 +431,20 @@ class Components:
     def _look(self) -> None:
         """Every now and then, while nobody is awaited."""
         context = self.context
-        recorder, stalls = context.ports.process.of(FlightRecorder), self.deliverer.stalls
+        stalls = self.deliverer.stalls
         self.deliverer.look_if_stalled()
         if self.deliverer.stalls > stalls:
-            recorder.remark(context.core, "the watchdog found messages that could go out and did not")
+            self._remark("the watchdog found messages that could go out and did not")
         self.hot_keys.look()
         self.hot_key_watch.look(paused=context.state.paused)
         if self.problem != self._alarm:
             self._alarm = self.problem
-            recorder.remark(context.core, f"alarm: {self._alarm}" if self._alarm else "the alarm is over")
+            self._remark(f"alarm: {self._alarm}" if self._alarm else "the alarm is over")
+
+    def _remark(self, text: str) -> None:
+        recorder = self.context.ports.process.of(ProcessRecorder).recorder
+        if recorder is not None:
+            recorder.remark(self.context.core, text)
 
     async def _look_at_backlog(self) -> None:
         """Every now and then, while something is not done. Raises SluiceError."""

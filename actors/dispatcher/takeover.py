@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from sluice.actors.consumer.payload import Payloads
 from sluice.actors.delayed.manifest import last_epoch, manifest_key
@@ -34,20 +35,47 @@ from sluice.actors.dispatcher.delivery.subscription import (
 )
 from sluice.actors.dispatcher.delivery.unacked_runs import UnackedRuns
 from sluice.actors.dispatcher.operator.parked_keys import RecordedParkedKeys
+from sluice.actors.key_shared import History, KeySharedDispatcher
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.lookup.topic_client import TopicClient
 from sluice.actors.lookup.topic_log import TopicLog
 from sluice.actors.messages import Ends, SubscriptionSettings
 from sluice.actors.ownership.fenced_record import FencedRecord
 from sluice.actors.ports import Ports
-from sluice.actors.recorder.flight_file import RecordedSubscription
-from sluice.actors.recorder.flight_recorder import FlightRecorder
 from sluice.storage.errors import NotFound
 from sluice.storage.format.cursor import Cursor
 from sluice.storage.format.position import ledger_of
 
 START_PATIENCE_MS = 15_000
 """How long a start waits for the topic: then the caller learns why, and the start is tried again."""
+
+
+class DecisionRecorder(Protocol):
+    """Keeps the calls of decisions (actors.recorder)."""
+
+    def decisions(
+        self,
+        of: tuple[str, int, str, int],
+        settings: SubscriptionSettings,
+        *,
+        partition: int,
+        first_consumer: int,
+        history: History,
+    ) -> KeySharedDispatcher:
+        """Make the decisions of a subscription; of: topic, partition, subscription, epoch."""
+
+    def remark(self, decisions: KeySharedDispatcher, text: str) -> None:
+        """Keep a remark of the dispatcher that makes these decisions."""
+
+    def end(self, decisions: KeySharedDispatcher, reason: str) -> None:
+        """The dispatcher that makes these decisions has ended."""
+
+
+@dataclass
+class ProcessRecorder:
+    """The recorder of a process, if there is one."""
+
+    recorder: DecisionRecorder | None = None
 
 
 async def take_over(
@@ -87,8 +115,9 @@ async def take_over(
         state = SubscriptionState.stored(value, ports.log)
     epoch = record.epoch
     history = AssignmentHistory(ports, identity, epoch, fresh=fresh)
-    core = ports.process.of(FlightRecorder).decisions(
-        RecordedSubscription(identity.topic, identity.partition, identity.subscription, epoch),
+    recorder = ports.process.of(ProcessRecorder).recorder
+    of = identity.topic, identity.partition, identity.subscription, epoch
+    core = (KeySharedDispatcher if recorder is None else partial(recorder.decisions, of))(
         state.settings,
         partition=identity.partition,
         first_consumer=first_session(epoch, ports.me),

@@ -215,6 +215,25 @@ class StoredRun(msgspec.Struct, frozen=True, array_like=True):
     first_entry: int
 
 
+_SOURCE = "="
+"""The mark before the name of a source where a producer's name stands; no producer's name has it."""
+
+
+def producer_of(source: str) -> str:
+    """Return the name that stands for a source in place of a producer's."""
+    return _SOURCE + source
+
+
+def is_source(producer: str) -> bool:
+    """Whether a run of this producer holds results."""
+    return producer.startswith(_SOURCE)
+
+
+def source_of(producer: str) -> str:
+    """The name of the source that stands there."""
+    return producer.removeprefix(_SOURCE)
+
+
 class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):
     """The state of a producer: its highest stored sequence, its last runs, and when it was last heard of (ms)."""
 

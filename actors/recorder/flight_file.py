@@ -25,11 +25,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.actors.key_shared import Share
-from sluice.storage.errors import Corrupt
+from sluice.storage.errors import Corrupt, Invalid, NotFound
 
 MAGIC = b"SLFLIGHT"
 VERSION = 2
 HEADER = MAGIC + struct.pack("<H", VERSION)
+MOST_EXPORTED = 64 * 1024 * 1024
 EVERY_MS = 500
 """A chunk has the calls of so long, ms."""
 _CHUNK = struct.Struct("<III")
@@ -205,3 +206,23 @@ def _chunk(packed: bytes, unpacked: int, where: str) -> RecordedCalls:
 def assemble(chunks: Iterable[bytes]) -> bytes:
     """A file of chunks that `pack` made."""
     return b"".join([HEADER, *chunks])
+
+
+def excerpt(chunks: Iterable[RecordedCalls], start: int, end: int) -> bytes:
+    """Return a file of the calls from `start` to `end` (ms), with those since the last known state before them.
+
+    Raises NotFound if there is nothing, Invalid if it would be longer than MOST_EXPORTED bytes.
+    """
+    kept: dict[RecordedSubscription, list[RecordedCalls]] = {}
+    for chunk in chunks:
+        mine = kept.setdefault(chunk.of, [])
+        if chunk.at < start and any(call.name in ("begin", "snapshot") for call in chunk):
+            mine.clear()
+        if chunk.at - EVERY_MS <= end:
+            mine.append(chunk)
+    packed = [pack(chunk) for mine in kept.values() if mine and mine[-1].at >= start for chunk in mine]
+    if not packed:
+        raise NotFound("nothing was recorded between these times")
+    if sum(map(len, packed)) > MOST_EXPORTED:
+        raise Invalid(f"that would be more than {MOST_EXPORTED} bytes; bring --from and --to closer together")
+    return assemble(packed)

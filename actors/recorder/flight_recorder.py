@@ -48,17 +48,20 @@ class FlightRecorder:
 
     def decisions(
         self,
-        of: RecordedSubscription,
+        of: tuple[str, int, str, int],
         settings: SubscriptionSettings,
         *,
         partition: int,
         first_consumer: int,
         history: History,
     ) -> KeySharedDispatcher:
-        """The decisions of a subscription, recorded if this is on; the arguments are theirs."""
+        """The decisions of a subscription, recorded if this is on; the arguments are theirs. of: see
+        RecordedSubscription.
+        """
         if self._ports is None:
             return KeySharedDispatcher(settings, partition=partition, first_consumer=first_consumer, history=history)
-        recording = self._recordings[of] = Recording(of, self._room)
+        recording = Recording(RecordedSubscription(*of), self._room)
+        self._recordings[recording.of] = recording
         return RecordedDecisions(
             settings,
             recording,

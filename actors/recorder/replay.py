@@ -16,19 +16,15 @@ import pyarrow as pa
 from sluice.actors.key_shared import Assignments, History, JoinAs, KeySharedDispatcher
 from sluice.actors.messages import SubscriptionSettings
 from sluice.actors.recorder.flight_file import (
-    EVERY_MS,
     RecordedCall,
     RecordedCalls,
     RecordedSubscription,
-    assemble,
     outcome,
-    pack,
 )
-from sluice.storage.errors import Corrupt, Invalid, InvariantViolation, NotFound
+from sluice.storage.errors import Corrupt, InvariantViolation
 from sluice.storage.format.position import show
 from sluice.storage.format.redeliveries import Redeliveries
 
-MOST_EXPORTED = 64 * 1024 * 1024
 _NOW_AT = {
     "begin": 4,
     "remark": 0,
@@ -183,26 +179,6 @@ def replay(chunks: Iterable[RecordedCalls], *, through: bool = False) -> dict[Re
             run.chunk(chunk)
             run.check()
     return {of: run.found for of, run in runs.items()}
-
-
-def excerpt(chunks: Iterable[RecordedCalls], start: int, end: int) -> bytes:
-    """Return a file of the calls from `start` to `end` (ms), with those since the last known state before them.
-
-    Raises NotFound if there is nothing, Invalid if it would be longer than MOST_EXPORTED bytes.
-    """
-    kept: dict[RecordedSubscription, list[RecordedCalls]] = {}
-    for chunk in chunks:
-        mine = kept.setdefault(chunk.of, [])
-        if chunk.at < start and any(call.name in ("begin", "snapshot") for call in chunk):
-            mine.clear()
-        if chunk.at - EVERY_MS <= end:
-            mine.append(chunk)
-    packed = [pack(chunk) for mine in kept.values() if mine and mine[-1].at >= start for chunk in mine]
-    if not packed:
-        raise NotFound("nothing was recorded between these times")
-    if sum(map(len, packed)) > MOST_EXPORTED:
-        raise Invalid(f"that would be more than {MOST_EXPORTED} bytes; bring --from and --to closer together")
-    return assemble(packed)
 
 
 def _now(call: RecordedCall) -> int | None:

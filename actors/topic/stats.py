@@ -42,7 +42,7 @@ def describe(
         "bytesInFlight": log.held,
         "tailCacheBytes": log.tail.bytes,
         "producers": len(producers),
-        "resultSources": producers.results.rows(),
+        "resultSources": producers.known_results.rows() if producers.known_results else [],
         "subscriptions": {name: show(mark) for name, mark in sorted(upkeep.marks.items())},
         "ledgers": [_ledger(log, ledger) for ledger in record.ledgers],
     }

@@ -74,6 +74,7 @@ from sluice.actors.runtime.signal import Signal
 from sluice.actors.topic.background.maintenance import TopicMaintenance
 from sluice.actors.topic.partition.admission import Admission
 from sluice.actors.topic.partition.amounts import backlog_bytes, bytes_behind, first_waiting, weighs_at_most
+from sluice.actors.topic.partition.hooks import ProcessResources
 from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.actors.topic.partition.producers import (
     Join,
@@ -87,9 +88,6 @@ from sluice.actors.topic.partition.producers import (
     check_sequences,
 )
 from sluice.actors.topic.partition.reads import LogReads
-from sluice.actors.topic.partition.resources import ProcessResources
-from sluice.actors.topic.partition.result_intake import ResultIntake
-from sluice.actors.topic.partition.results import check_results
 from sluice.actors.topic.partition.termination import Termination
 from sluice.actors.topic.partition.unreadable import ALARM_MS, GivingUp
 from sluice.actors.topic.stats import describe, describe_loss
@@ -131,16 +129,16 @@ class Topic(Actor):
         self.topic = topic
         self.partition = partition
         self.settings = settings
-        self._producers = Producers()
+        self._producers = Producers(resources.results)
         known = Bookies(ports, bookies)
         metadata = PartitionMetadata(ports, topic, partition, self._halt)
         self._log = ManagedLedger(ports, known, metadata, settings, self._producers, self._halt, resources)
         self._admission = Admission(ports, self._log, self._producers, topic, partition)
         self._reads = LogReads(ports, self._log, resources.room)
         self._termination = Termination(ports, self._log)
-        self._intake = ResultIntake(ports, self._log, self._producers.results, self._termination, self._ready)
+        self._make_intake = resources.intake
         self._giving_up = GivingUp(ports, known, self._log)
-        self._upkeep = TopicMaintenance(ports, known, topic, self._log, self._reads, resources.hooks)
+        self._upkeep = TopicMaintenance(ports, known, topic, self._log, self._reads, resources.jobs)
         self._delayed = IndexOwner(ports, shared or SharedIndex(), topic, partition)
         self._deleted = False
         self._neglected = ""
@@ -483,10 +481,11 @@ class Topic(Actor):
     async def on_publish_results(self, request: PublishResults) -> Published:
         """Append results of those messages that have none here yet. Raises Conflict, and what `on_publish` raises."""
         await self._ready()
-        check_results(request, self.topic, deduplicates=self.settings.deduplication_enabled)
+        intake = self._make_intake(self.ports, self._log, self._producers.results, self._termination, self._ready)
+        intake.check(request, deduplicates=self.settings.deduplication_enabled)
         self._check_size(request)
         run, batch = await self._check(request)
-        return await self._intake.store(request, run, batch)
+        return await intake.store(request, run, batch)
 
     # -- readers -----------------------------------------------------------------------------------------------------
 

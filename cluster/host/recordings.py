@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sluice.actors.dispatcher.takeover import ProcessRecorder
 from sluice.actors.ports import Ports
-from sluice.actors.recorder.flight_file import RecordedCalls, unpack
+from sluice.actors.recorder.flight_file import RecordedCalls, excerpt, unpack
 from sluice.actors.recorder.flight_recorder import KEPT_MS, PREFIX, FlightRecorder
-from sluice.actors.recorder.replay import excerpt
 from sluice.cluster.base.real import Tasks
 from sluice.cluster.host.disk import FileDisk
 from sluice.storage.errors import NotFound, Unavailable
@@ -26,9 +26,9 @@ PART_BYTES = 4 << 20
 
 
 def open_recorder(ports: Ports, settings: Mapping[str, Any]) -> None:
-    """Let the flight recorder of this process begin, if it is wanted and has not."""
-    recorder, limit = ports.process.of(FlightRecorder), int(settings.get("recorder_bytes", 0))
-    if recorder.on or limit <= 0:
+    """Let the flight recorder of this process begin, if it has not. settings: with `recorder_bytes` above 0."""
+    process_recorder, limit = ports.process.of(ProcessRecorder), int(settings["recorder_bytes"])
+    if process_recorder.recorder is not None:
         return
     root, process = Path(settings["data_dir"]) / FOLDER, ports.me.partition("/")[0]
     _remove_stale(root)
@@ -39,6 +39,7 @@ def open_recorder(ports: Ports, settings: Mapping[str, Any]) -> None:
         return
     me = f"{process}/recorder"
     tasks = Tasks(me, lambda name, error: ports.log("recorder_failed", task=name, error=repr(error)))
+    process_recorder.recorder = recorder = FlightRecorder()
     recorder.open(replace(ports, me=me, disk=disk, spawn=tasks), limit)
 
 

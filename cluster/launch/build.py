@@ -23,14 +23,12 @@ from sluice.actors.placement.placement import Placement
 from sluice.actors.placement.placer import Placer
 from sluice.actors.ports import Places, Ports
 from sluice.actors.runtime.actor import Actor
-from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.cluster.gateway.ports import wanted_ports
 from sluice.cluster.host.disk import FileDisk
 from sluice.cluster.host.metadata_quota import METADATA_QUOTA_BYTES
-from sluice.cluster.host.recordings import open_recorder
 from sluice.cluster.host.store_ports import AsyncMeta, AsyncObjects
 from sluice.cluster.host.stores import open_metadata, open_objects
-from sluice.cluster.launch.topic_hooks import LazyRooms
+from sluice.cluster.launch.topic_rooms import topic_resources
 from sluice.cluster.node.environment import is_controller_host
 from sluice.cluster.wire.net import CONTROLLER as CONTROLLER
 from sluice.storage.errors import Invalid
@@ -90,7 +88,7 @@ class SluiceParts:
     """The parts that a host gives to its actors. Each host has one such object, with all that its actors share."""
 
     def __init__(self) -> None:
-        self._shared, self._resources = SharedIndexes(), ProcessResources(LazyRooms())
+        self._shared, self._resources = SharedIndexes(), topic_resources()
         self._tables: Tables | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -139,7 +137,10 @@ class SluiceParts:
             ports = dataclasses.replace(ports, tables=self._tables)
             return make_topic(ports, settings, CONTROLLER, self._shared, self._resources)
         if kind == "dispatcher":
-            open_recorder(ports, settings)
+            if int(settings.get("recorder_bytes", 0)) > 0:
+                from sluice.cluster.host.recordings import open_recorder
+
+                open_recorder(ports, settings)
             return make_dispatcher(ports, settings, CONTROLLER, self._shared)
         raise Invalid(f"there is no actor of kind {kind!r}")
 

@@ -59,9 +59,8 @@ from sluice.actors.messages import (
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Blob, Reply, Request
 from sluice.actors.runtime.actor import Actor
-from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.actors.topic.topic import Topic
-from sluice.cluster.launch.topic_hooks import LazyRooms
+from sluice.cluster.launch.topic_rooms import topic_resources
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.batch import make_batch
 from sluice.storage.format.frame import decode_head, make_run
@@ -170,7 +169,7 @@ class Stage:
 
     def _make_topic(self, ports: Ports) -> Topic:
         directory = Directory(ports, NAMES)
-        resources = ProcessResources(LazyRooms())
+        resources = topic_resources()
         return Topic(
             ports, topic="t", partition=0, settings=self.topic_settings, bookies=directory.bookies, resources=resources
         )

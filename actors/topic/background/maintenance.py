@@ -8,7 +8,7 @@ older mark in the record only keeps more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -27,7 +27,7 @@ from sluice.actors.runtime.signal import Signal
 from sluice.actors.topic.background.closed import has_work
 from sluice.actors.topic.background.leaving import needs_jobs, offloads, statuses, trims_up_to
 from sluice.actors.topic.background.trimming import consumed, trimmable
-from sluice.actors.topic.partition.hooks import BackgroundJob, JobContext, OptionalJobs, TopicHooks
+from sluice.actors.topic.partition.hooks import BackgroundJob, JobContext, OptionalJobs
 from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.actors.topic.partition.reads import LogReads
 from sluice.storage.errors import Conflict, Corrupt, Fenced, SluiceError
@@ -60,13 +60,19 @@ PRUNE_AT = 64
 
 
 class TopicMaintenance:
-    """The background work of one partition's owner. hooks: make the jobs that most topics never need."""
+    """The background work of one partition's owner. jobs: makes those that most topics never need."""
 
     def __init__(
-        self, ports: Ports, bookies: Bookies, topic: str, log: ManagedLedger, reads: LogReads, hooks: TopicHooks
+        self,
+        ports: Ports,
+        bookies: Bookies,
+        topic: str,
+        log: ManagedLedger,
+        reads: LogReads,
+        jobs: Callable[[JobContext], OptionalJobs],
     ) -> None:
         self._context = JobContext(ports, bookies, topic, log, lambda: self.marks, self._drop)
-        self._hooks, self._made = hooks, OptionalJobs((), None)
+        self._jobs, self._made = jobs, OptionalJobs((), None)
         self._running: dict[str, None] = {}
         """Names of the jobs whose turns are under way."""
         self._ports = ports
@@ -103,7 +109,7 @@ class TopicMaintenance:
 
     def _make_jobs(self) -> OptionalJobs:
         if not self._made.jobs:
-            self._made = self._hooks.jobs(self._context)
+            self._made = self._jobs(self._context)
         return self._made
 
     @property

@@ -6,20 +6,27 @@ imports none of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from sluice.actors.ledger.bookies import Bookies
 from sluice.actors.ledger.record import LedgerRecord, PartitionRecord
 from sluice.actors.messages import TopicSettings
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Request
+from sluice.actors.topic.partition.managed_ledger import ManagedLedger
+from sluice.actors.topic.partition.resources import LogResources
 
 if TYPE_CHECKING:
-    from sluice.actors.ledger.history_reader import HistoryReader
     from sluice.actors.topic.partition.compacted_reads import CompactedReads
-    from sluice.actors.topic.partition.managed_ledger import ManagedLedger
+    from sluice.actors.topic.partition.result_intake import ResultIntake
+    from sluice.actors.topic.partition.results import Results
+    from sluice.actors.topic.partition.termination import Termination
+
+
+Ready = Callable[[], Awaitable[None]]
+"""Waits until an owner serves, and raises when it does not any more."""
 
 
 class BackgroundJob:
@@ -91,11 +98,11 @@ class OptionalJobs(NamedTuple):
     compacted: CompactedReads | None
 
 
-class TopicHooks(Protocol):
-    """Makes the parts of optional rooms, each when it is needed first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessResources(LogResources):
+    """The resources that the owners of partitions in one process share. jobs: makes the background jobs of an owner
+    that needs them. intake: makes what takes results of workers in.
+    """
 
-    def jobs(self, context: JobContext) -> OptionalJobs:
-        """The background jobs of an owner."""
-
-    def history(self, ports: Ports) -> HistoryReader:
-        """A reader of ledgers in the object store."""
+    jobs: Callable[[JobContext], OptionalJobs]
+    intake: Callable[[Ports, ManagedLedger, Results, Termination, Ready], ResultIntake]

@@ -23,7 +23,7 @@ import msgspec
 from sluice.actors.ledger.bookies import Bookies
 from sluice.actors.ledger.partition_metadata import PartitionMetadata
 from sluice.actors.ledger.reader import LedgerReader, StoredFrame, payload_size
-from sluice.actors.ledger.record import Fragment, GivenUp, LedgerRecord, LedgerState, PartitionRecord
+from sluice.actors.ledger.record import Fragment, GivenUp, LedgerRecord, LedgerState, PartitionRecord, is_source
 from sluice.actors.ledger.recovery_op import recover_ledger
 from sluice.actors.ledger.run_offsets import RunOffsets
 from sluice.actors.ledger.writer import Append, LedgerWriter, WriterCallbacks
@@ -34,8 +34,7 @@ from sluice.actors.runtime.backoff import Backoff
 from sluice.actors.runtime.signal import Signal
 from sluice.actors.topic.partition.entry_cache import TAIL_BYTES, EntryCache, cache_run
 from sluice.actors.topic.partition.producers import Producers
-from sluice.actors.topic.partition.resources import ProcessResources
-from sluice.actors.topic.partition.source_names import is_source
+from sluice.actors.topic.partition.resources import LogResources
 from sluice.storage.errors import Fenced, InvariantViolation, Overloaded, Unavailable
 from sluice.storage.format.frame import Run, Segment
 from sluice.storage.format.position import EARLIEST, MAX_ENTRY, position
@@ -72,7 +71,7 @@ class ManagedLedger:
         settings: TopicSettings,
         producers: Producers,
         lost: Callable[[str], None],
-        resources: ProcessResources,
+        resources: LogResources,
     ) -> None:
         self._ports = ports
         self._settings = settings
@@ -85,13 +84,11 @@ class ManagedLedger:
         self._roll_not_before = self._opened = 0
         """The second: when the open ledger was opened, monotonic."""
         self._room = Signal()
-        self.held = 0
-        self._runs_since, self._bytes_since = 0, 0
-        self.open_bytes = 0
+        self.held = self.open_bytes = self._runs_since = self._bytes_since = 0
         self._waiters: list[Signal] = []
         self._on_wake: Callable[[], None] | None = None
         self.bookies = bookies
-        self.reader = LedgerReader(ports, bookies, resources.hooks.history)
+        self.reader = LedgerReader(ports, bookies, resources.history)
         self.metadata = metadata
         self.tail = EntryCache(TAIL_BYTES, resources.room)
         self.tables: dict[int, RunOffsets] = {}
@@ -132,7 +129,8 @@ class ManagedLedger:
         """Settle every ledger that is not closed; retries while too few bookies answer."""
         now = self._ports.clock.now()
         self._producers.restore(self.record.producers, now)
-        self._producers.results.restore(self.record.results, now)
+        if self.record.results:
+            self._producers.results.restore(self.record.results, now)
         closed = []
         for ledger in self.record.ledgers:
             settled = ledger
@@ -382,7 +380,8 @@ class ManagedLedger:
         """The record with what producers have stored by now, and how far that reaches."""
         writer = self._writer
         now = self._ports.clock.now()
-        producers, results = self._producers.snapshot(now), self._producers.results.snapshot(now)
+        producers, known = self._producers.snapshot(now), self._producers.known_results
+        results = {} if known is None else known.snapshot(now)
         if writer is not None:
             at, run = writer.ledger_id, writer.state.confirmed_run
             ledger = record.ledger(at)

@@ -19,17 +19,20 @@ were replaced are remembered, so that their late calls cannot take the name back
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from sluice.actors.ledger.record import ProducerRecord, StoredRun
+from sluice.actors.ledger.record import ProducerRecord, StoredRun, is_source
 from sluice.actors.messages import Published, PublishMany
 from sluice.actors.messages.limits import SEQUENCES
 from sluice.actors.runtime.shared_future import SharedFuture
 from sluice.actors.runtime.wall_clock import heard_at
-from sluice.actors.topic.partition.results import Results
-from sluice.actors.topic.partition.source_names import is_source
 from sluice.storage.errors import Fenced, Invalid, ProducerFenced, SluiceError
 from sluice.storage.format.frame import MAX_NAMES_BYTES, MAX_SEGMENTS
+
+if TYPE_CHECKING:
+    from sluice.actors.topic.partition.results import Results
 
 REMEMBERED_RUNS = 16
 REPLACED_INCARNATIONS = 8
@@ -139,15 +142,24 @@ class KnownProducer:
 class Producers:
     """All producers of one partition, without any I/O. Sessions are unique over all owners through the epoch.
 
-    results: what is stored of runs that have no sequences of a producer, but positions of messages.
+    results: makes what is stored of runs that have no sequences of a producer, but positions of messages.
     """
 
-    def __init__(self) -> None:
-        self.results = Results()
+    def __init__(self, results: Callable[[], Results]) -> None:
+        self._make_results = results
+        self.known_results: Results | None = None
+        """None: no result came to this partition yet."""
         self._known: dict[str, KnownProducer] = {}
         self._sessions = 0
         self._crowded = MOST_CLOSED + SPARE
         """With so many it is time to look whether some are to be forgotten."""
+
+    @property
+    def results(self) -> Results:
+        """The results of all sources."""
+        if self.known_results is None:
+            self.known_results = self._make_results()
+        return self.known_results
 
     def open(self, name: str, incarnation: str, epoch: int, now: int) -> KnownProducer:
         """Register an incarnation; the same one keeps its session.
@@ -288,7 +300,8 @@ class Producers:
 
     def fail(self, error: SluiceError) -> None:
         """The owner stops: all that wait for an outcome learn that it is not known here."""
-        self.results.fail(error)
+        if self.known_results is not None:
+            self.known_results.fail(error)
         for producer in self._known.values():
             for pending in producer.pending.values():
                 pending.outcome.set_exception(error)

@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 
+from sluice.actors.ledger.record import producer_of
 from sluice.actors.messages import Published, PublishResults
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob
 from sluice.actors.runtime.shared_future import SharedFuture
 from sluice.actors.topic.partition.managed_ledger import ManagedLedger
-from sluice.actors.topic.partition.results import Results, packed
-from sluice.actors.topic.partition.source_names import producer_of
+from sluice.actors.topic.partition.results import Results, check_results, packed
 from sluice.actors.topic.partition.termination import Termination
 from sluice.storage.format.batch import StoredBatch
 from sluice.storage.format.frame import Run, make_run
@@ -33,6 +33,10 @@ class ResultIntake:
     ) -> None:
         self._ports, self._log, self._results = ports, log, results
         self._termination, self._ready = termination, ready
+
+    def check(self, request: PublishResults, *, deduplicates: bool) -> None:
+        """Refuse what can never be stored. Raises Invalid."""
+        check_results(request, self._log.record.topic, deduplicates=deduplicates)
 
     async def store(self, request: PublishResults, run: Run, batch: StoredBatch) -> Published:
         """Append the results of those messages that have none here yet. batch: what the run holds."""

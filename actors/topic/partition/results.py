@@ -24,11 +24,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sluice.actors.ledger.record import ResultsRecord
+from sluice.actors.ledger.record import ResultsRecord, source_of
 from sluice.actors.messages import Published, PublishResults
 from sluice.actors.runtime.shared_future import SharedFuture
 from sluice.actors.runtime.wall_clock import heard_at
-from sluice.actors.topic.partition.source_names import source_of
 from sluice.storage.errors import Conflict, Corrupt, Invalid, Overloaded, SluiceError
 from sluice.storage.format.cursor import Cursor
 from sluice.storage.format.position import EARLIEST, Positions, show

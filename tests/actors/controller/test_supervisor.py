@@ -34,9 +34,8 @@ from sluice.actors.messages import (
 )
 from sluice.actors.ports import Node, Ports, Unknown
 from sluice.actors.ports.wire import Blob
-from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.actors.topic.topic import Topic
-from sluice.cluster.launch.topic_hooks import LazyRooms
+from sluice.cluster.launch.topic_rooms import topic_resources
 from sluice.storage.errors import SluiceError
 from tests.actors.topic.cluster import make_test_run
 from tests.sim.disk import DiskFaults
@@ -148,7 +147,7 @@ def _topic(ports: Ports, settings: dict[str, Any]) -> Topic:
         partition=settings["partition"],
         settings=msgspec.convert(settings["topic_settings"], TopicSettings),
         bookies=Directory(ports, CONTROLLER).bookies,
-        resources=ProcessResources(LazyRooms()),
+        resources=topic_resources(),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sluice.actors.dispatcher.takeover import ProcessRecorder
 from sluice.actors.key_shared import NEW_OWNER
 from sluice.actors.ports import DiskFailed, InCommon, Ports
 from sluice.actors.recorder.flight_file import EVERY_MS, RecordedCalls, unpack
@@ -32,7 +33,9 @@ def opened(broker: Broker, limit: int = 64 * MEGABYTE) -> Ports:
         broker.world.crash(name)
     ports = replace(broker.world.client("recorder"), disk=broker.world.disk("recorder"))
     broker.world.hosts["broker"] = InCommon()
-    broker.world.hosts["broker"].of(FlightRecorder).open(ports, limit)
+    recorder = FlightRecorder()
+    recorder.open(ports, limit)
+    broker.world.hosts["broker"].of(ProcessRecorder).recorder = recorder
     return ports
 
 
@@ -108,7 +111,9 @@ def test_a_failed_disk_ends_the_recorder_and_no_delivery() -> None:
         await broker.quiet(3 * EVERY_MS)
         await broker.publish("2")
         await broker.until(lambda: len(only.got) == 2)
-        assert not broker.world.hosts["broker"].of(FlightRecorder).on
+        recorder = broker.world.hosts["broker"].of(ProcessRecorder).recorder
+        assert isinstance(recorder, FlightRecorder)
+        assert not recorder.on
 
     play(scenario)
 

@@ -24,10 +24,9 @@ from sluice.actors.messages import (
 )
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Blob
-from sluice.actors.topic.partition.hooks import BackgroundJob
-from sluice.actors.topic.partition.resources import ProcessResources
+from sluice.actors.topic.partition.hooks import BackgroundJob, ProcessResources
 from sluice.actors.topic.topic import Topic
-from sluice.cluster.launch.topic_hooks import LazyRooms
+from sluice.cluster.launch.topic_rooms import topic_resources
 from sluice.storage.errors import Conflict, Fenced, NotFound, Overloaded, Unavailable
 from sluice.storage.format.batch import decode_body, make_batch
 from sluice.storage.format.frame import NEWEST, Run, make_run
@@ -64,7 +63,7 @@ class Cluster:
     owners: int = 0
     current: Address = ""
     hidden: list[str] = field(default_factory=list)
-    resources: ProcessResources = field(default_factory=lambda: ProcessResources(LazyRooms()))
+    resources: ProcessResources = field(default_factory=topic_resources)
     frames: int = NEWEST
 
     async def start(self) -> Address:

@@ -39,9 +39,8 @@ from sluice.actors.ports import SHARED_FROM, Address, Ports, Unknown
 from sluice.actors.ports.wire import Reply, Request
 from sluice.actors.producer.batches import Outgoing, split
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
-from sluice.actors.topic.partition.resources import ProcessResources
 from sluice.actors.topic.topic import Topic
-from sluice.cluster.launch.topic_hooks import LazyRooms
+from sluice.cluster.launch.topic_rooms import topic_resources
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.batch import make_batch
 from tests.sim.world import Process, World
@@ -323,7 +322,7 @@ class Broker:
         return Controller(ports, bookies=["bookie-0"], close_idle_after_ms=self._close_idle_after_ms)
 
     def _topic(self, ports: Ports, settings: dict[str, Any]) -> Topic:
-        return make_topic(ports, settings, CONTROLLER, self.shared, ProcessResources(LazyRooms()))
+        return make_topic(ports, settings, CONTROLLER, self.shared, topic_resources())
 
     def _dispatcher(self, ports: Ports, settings: dict[str, Any]) -> Dispatcher:
         return make_dispatcher(ports, settings, CONTROLLER, self.shared)

@@ -27,8 +27,7 @@ from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import CreateTopic, Stats, SubscriptionSettings, TopicSettings
 from sluice.actors.ports import InCommon, Ports, Unknown
 from sluice.actors.runtime.actor import Actor
-from sluice.actors.topic.partition.resources import ProcessResources
-from sluice.cluster.launch.topic_hooks import LazyRooms
+from sluice.cluster.launch.topic_rooms import topic_resources
 from sluice.loadgen.judge.checkers import judge
 from sluice.storage.errors import SluiceError
 from tests.sim.faults import Fault, Nemesis
@@ -158,7 +157,7 @@ class Course:
         self._close_idle_after_ms = 0
         self._shared = SharedIndexes()
         """A partition's topic and dispatchers are always on one machine: here they share what a process would."""
-        self._resources = [ProcessResources(LazyRooms()) for _ in range(BROKERS)]
+        self._resources = [topic_resources() for _ in range(BROKERS)]
         """Who owns a partition next takes its ledgers' numbers from another process's block, or from the same."""
         self._placing = random.Random(f"resources/{world.seed}")
 

@@ -27,9 +27,9 @@ from sluice.actors.messages import (
 )
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.runtime.actor import Actor
-from sluice.actors.topic.partition.resources import ProcessResources
+from sluice.actors.topic.partition.hooks import ProcessResources
 from sluice.actors.topic.topic import Topic
-from sluice.cluster.launch.topic_hooks import LazyRooms
+from sluice.cluster.launch.topic_rooms import topic_resources
 from sluice.storage.errors import SluiceError, Unavailable
 from sluice.storage.format.frame import NEWEST
 from tests.sim.world import World
@@ -56,7 +56,7 @@ class Registry(Actor):
         self._upgraded_at = rng.choice((0, 0, rng.randrange(3_000)))
         """When the last process that reads no newer frames is replaced, monotonic."""
         self.controller = controller
-        self._resources = [ProcessResources(LazyRooms()) for _ in range(BROKERS)]
+        self._resources = [topic_resources() for _ in range(BROKERS)]
 
     async def start(self) -> None:
         """Begin to watch."""

@@ -20,6 +20,7 @@ from sluice.actors.topic.partition.producers import (
     StoreNow,
     Tail,
 )
+from sluice.actors.topic.partition.results import Results
 from sluice.storage.errors import Fenced, Invalid
 
 
@@ -36,7 +37,7 @@ def push(producers: Producers, producer: KnownProducer, first: int, count: int) 
 
 
 async def test_the_five_judgements() -> None:
-    producers = Producers()
+    producers = Producers(Results)
     producer = opened(producers)
     judge = producers.judge
     assert judge(producer, 0, 3) == StoreNow()
@@ -53,7 +54,7 @@ async def test_the_five_judgements() -> None:
 
 
 async def test_a_gap_is_accepted_when_the_producer_calls_it_final() -> None:
-    producers = Producers()
+    producers = Producers(Results)
     producer = opened(producers)
     producers.confirm("p", 0, 3, 1, 0)
     assert producers.judge(producer, 7, 1) == NotYet(predecessor=True)
@@ -62,7 +63,7 @@ async def test_a_gap_is_accepted_when_the_producer_calls_it_final() -> None:
 
 
 async def test_places_beyond_memory_are_told_as_unknown() -> None:
-    producers = Producers()
+    producers = Producers(Results)
     producer = opened(producers)
     for run in range(REMEMBERED_RUNS + 1):
         producers.confirm("p", run, 1, 1, run)
@@ -71,7 +72,7 @@ async def test_places_beyond_memory_are_told_as_unknown() -> None:
 
 
 async def test_a_newer_incarnation_fences_the_older_for_good() -> None:
-    producers = Producers()
+    producers = Producers(Results)
     first = producers.open("p", "one", 1, 0).session
     assert producers.open("p", "one", 1, 0).session == first
     second = producers.open("p", "two", 1, 0).session
@@ -83,14 +84,14 @@ async def test_a_newer_incarnation_fences_the_older_for_good() -> None:
 
 
 async def test_sessions_of_different_owners_differ() -> None:
-    assert opened(Producers()).session != Producers().open("p", "one", epoch=2, now=0).session
+    assert opened(Producers(Results)).session != Producers(Results).open("p", "one", epoch=2, now=0).session
 
 
 async def test_a_snapshot_and_a_replay_bring_everything_back() -> None:
-    producers = Producers()
+    producers = Producers(Results)
     opened(producers)
     producers.confirm("p", 0, 3, 1, 0)
-    restored = Producers()
+    restored = Producers(Results)
     restored.restore(producers.snapshot(now=5), now=6)
     restored.replay("p", 3, 2, 1, 3, now=6)
     restored.replay("q", 0, 1, 1, 5, now=6)
@@ -102,7 +103,7 @@ async def test_a_snapshot_and_a_replay_bring_everything_back() -> None:
 
 
 async def test_silent_producers_without_pending_are_forgotten() -> None:
-    producers = Producers()
+    producers = Producers(Results)
     push(producers, opened(producers, "busy"), 0, 1)
     opened(producers, "gone")
     producers.confirm("gone", 0, 1, 1, 0)
@@ -113,7 +114,7 @@ async def test_silent_producers_without_pending_are_forgotten() -> None:
 @pytest.mark.parametrize("ahead", [FORGET_MS * 1000, -FORGET_MS * 1000])
 async def test_an_owner_with_another_clock_forgets_as_late(ahead: int) -> None:
     """A producer that was heard just now is still known when it repeats, for any clock of the next owner."""
-    producers, later, now = Producers(), Producers(), FORGET_MS * 2000
+    producers, later, now = Producers(Results), Producers(Results), FORGET_MS * 2000
     for name in ("p", "q"):
         producers.replay(name, 0, 1, 1, 0, now)
     later.restore(producers.snapshot(now), now + ahead)
@@ -124,7 +125,7 @@ async def test_an_owner_with_another_clock_forgets_as_late(ahead: int) -> None:
 
 
 async def test_a_forgotten_producer_is_believed_what_it_was_answered() -> None:
-    producers = Producers()
+    producers = Producers(Results)
     producer = opened(producers)
     producers.believe(producer, 6, given_up=False)
     assert isinstance(producers.judge(producer, 5, 2), Stored)
@@ -134,7 +135,7 @@ async def test_a_forgotten_producer_is_believed_what_it_was_answered() -> None:
 
 
 async def test_a_stopping_owner_leaves_nobody_waiting() -> None:
-    producers = Producers()
+    producers = Producers(Results)
     producer = opened(producers)
     push(producers, producer, 0, 1)
     producers.fail(Fenced("stopped"))
@@ -147,12 +148,12 @@ async def test_a_stopping_owner_leaves_nobody_waiting() -> None:
 async def test_names_that_do_not_fit_a_header_are_refused() -> None:
     for name in ("", "x" * 1025):
         with pytest.raises(Invalid):
-            Producers().open(name, "one", 1, 0)
+            Producers(Results).open(name, "one", 1, 0)
 
 
 async def test_a_flood_of_names_leaves_the_newest() -> None:
     """Names that are opened, used once and closed are bounded in memory and in the record. Who is open stays."""
-    producers = Producers()
+    producers = Producers(Results)
     push(producers, opened(producers, "open"), 0, 1)
     producers.confirm("open", 0, 1, ledger=1, first_entry=0)
     for number in range(2 * MOST_CLOSED):
@@ -166,7 +167,7 @@ async def test_a_flood_of_names_leaves_the_newest() -> None:
 
 async def test_a_name_that_was_forgotten_goes_on_where_it_was() -> None:
     """The producer says up to where it was answered, so nothing is stored twice."""
-    producers = Producers()
+    producers = Producers(Results)
     for number in range(2 * MOST_CLOSED):
         producers.open(f"p{number}", "one", epoch=1, now=number)
         producers.confirm(f"p{number}", 0, 5, ledger=1, first_entry=number)
