@@ -104,7 +104,7 @@ def access_mode(broker: Client, topic: str) -> None:
 
 def chunking_enabled(broker: Client, topic: str) -> None:
     with broker.create_producer(topic) as producer:
-        with pytest.raises(Invalid, match="the limit is 5242880"):
+        with pytest.raises(Invalid, match="at most 5242880 bytes, and this one 5242881: keep it"):
             producer.send(bytes((5 << 20) + 1))
         producer.send(bytes(5 << 20))
     with pytest.raises(Invalid, match="unknown setting 'chunking_enabled'"):
