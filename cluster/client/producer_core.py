@@ -41,7 +41,7 @@ from sluice.cluster.client.receipts import Receipt, SendCallback, SentMessage
 from sluice.cluster.client.settings_input import check_callback, check_columns, check_whole
 from sluice.cluster.typed.variables import S
 from sluice.storage.errors import Fenced, Invalid, SluiceError, Unavailable
-from sluice.storage.format.batch import StoredBatch, check_compression, make_batch
+from sluice.storage.format.batch import MAX_MESSAGE_BYTES, StoredBatch, check_compression, make_batch
 from sluice.storage.format.message_container import MessageContainer
 
 MAX_PENDING_BYTES = 128 * 1024 * 1024
@@ -302,8 +302,15 @@ class ProducerCore(OfThisProcess, Generic[S]):
     def _payload(self, content: object) -> bytes:
         """The payload of a message: of a producer with a schema that of a value. Raises Invalid."""
         if (values := self._options.values) is not None:
-            return values.encode(content)
-        return content if type(content) is bytes else _payload(content)
+            payload = values.encode(content)
+        else:
+            payload = content if type(content) is bytes else _payload(content)
+        if len(payload) > MAX_MESSAGE_BYTES:
+            raise Invalid(
+                f"a message has at most {MAX_MESSAGE_BYTES} bytes, and this one {len(payload)}: "
+                "keep it in a store of your own, and send its place"
+            )
+        return payload
 
     def _split(self, batch: StoredBatch) -> list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]:
         return split(batch, len(self._parts), self._options.hashing_scheme)

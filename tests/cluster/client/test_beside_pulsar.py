@@ -104,11 +104,20 @@ def access_mode(broker: Client, topic: str) -> None:
 
 def chunking_enabled(broker: Client, topic: str) -> None:
     with broker.create_producer(topic) as producer:
-        with pytest.raises(Invalid, match="the limit is 5242880"):
+        with pytest.raises(Invalid, match="at most 5242880 bytes, and this one 5242881: keep it"):
             producer.send(bytes((5 << 20) + 1))
         producer.send(bytes(5 << 20))
     with pytest.raises(Invalid, match="unknown setting 'chunking_enabled'"):
         broker.create_producer(topic, chunking_enabled=True)  # type: ignore[call-overload]
+    pulsar = pytest.importorskip("pulsar")
+    theirs = pulsar.Client(broker.pulsar_service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    try:
+        with broker.subscribe(topic, "s") as consumer:
+            theirs.create_producer(topic, chunking_enabled=True).send(bytes(6 << 20), partition_key="k")
+            sizes = [len(consumer.receive(PATIENCE_MS).data()) for _ in range(2)]
+        assert sum(sizes) == 6 << 20
+    finally:
+        theirs.close()
 
 
 def batch_receive(broker: Client, topic: str) -> None:
