@@ -21,8 +21,7 @@ from sluice.actors.messages import Published, PublishMany
 from sluice.actors.ports import Address, Ports, Timer, Unknown
 from sluice.actors.ports.wire import Blob
 from sluice.actors.producer.batches import Outgoing
-from sluice.actors.runtime.signal import Signal
-from sluice.actors.runtime.signal_task import SignalTask
+from sluice.actors.runtime.signal import Signal, SignalTask
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.batch import MAX_RUN_MESSAGES, StoredBatch, has_keyed_delay, joined
 from sluice.storage.format.frame import MAX_NAMES_BYTES, MAX_SEGMENTS, Run, make_run

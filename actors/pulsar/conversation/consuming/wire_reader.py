@@ -21,8 +21,7 @@ from sluice.actors.messages import NO_COUNTS, NO_POSITIONS, Event, IndexRead, Ru
 from sluice.actors.ports import Ports
 from sluice.actors.pulsar.topic_names import TopicPartition
 from sluice.actors.runtime.backoff import Backoff
-from sluice.actors.runtime.cancellable_wait import CancellableWait
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.signal import CancellableWait, Signal
 from sluice.storage.errors import Fenced, NotFound, SluiceError, Unavailable
 from sluice.storage.format.position import Positions, entry_of, position
 
