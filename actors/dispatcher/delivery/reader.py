@@ -17,7 +17,7 @@ import numpy as np
 from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.hot_keys import HotKeys
-from sluice.actors.lookup.topic_log import READ_MOST
+from sluice.actors.lookup.topic_client import READ_MOST
 from sluice.actors.messages import IndexRead, ReadEnds, RunIndex
 from sluice.actors.ownership.ownership_proof import process_of
 from sluice.actors.runtime.backoff import Backoff
