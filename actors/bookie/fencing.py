@@ -32,6 +32,7 @@ class BookieLedger:
     """One ledger. last_run: highest run that is durable here, -1 for none. limbo: records may be lost."""
 
     epoch: int = 0
+    """Invariant: never falls, and is at least durable_epoch."""
     durable_epoch: int = 0
     last_confirmed: int = -1
     last_run: int = -1

@@ -14,7 +14,7 @@ from __future__ import annotations
 from sluice.actors.consumer.negative_acks import CALL_TIMEOUT
 from sluice.actors.messages import Delivery, Poll
 from sluice.actors.ports import Address, Ports, Unknown
-from sluice.actors.runtime.cancellable_wait import CancellableWait
+from sluice.actors.runtime.signal import CancellableWait
 
 SHORT_WAIT = 1_000
 MOST_WAIT, MOST_WAIT_COMPARED = 30_000, 600_000

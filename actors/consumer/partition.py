@@ -44,8 +44,7 @@ from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.runtime.backoff import Backoff
 from sluice.actors.runtime.gc_pressure import CLIENT, LET_GO
 from sluice.actors.runtime.shared_future import SharedFuture, carry_through
-from sluice.actors.runtime.signal import Signal
-from sluice.actors.runtime.signal_task import SignalTask
+from sluice.actors.runtime.signal import Signal, SignalTask
 from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
 from sluice.storage.format.batch import LAST_TIME
 from sluice.storage.format.position import Positions

@@ -19,9 +19,7 @@ from sluice.actors.consumer.unacked_messages import LazyBatch, Received
 from sluice.actors.messages import NO_POSITIONS, Part
 from sluice.actors.messages.limits import MAX_ANSWER_BYTES
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.cancellable_wait import CancellableWait
-from sluice.actors.runtime.signal import Signal
-from sluice.actors.runtime.signal_task import SignalTask
+from sluice.actors.runtime.signal import CancellableWait, Signal, SignalTask
 from sluice.storage.format.position import Positions, positions_of
 
 INBOX_BYTES = MAX_ANSWER_BYTES

@@ -37,8 +37,7 @@ from sluice.actors.dispatcher.delivery.unacked_runs import UnackedRuns
 from sluice.actors.dispatcher.operator.parked_keys import RecordedParkedKeys
 from sluice.actors.key_shared import History, KeySharedDispatcher
 from sluice.actors.lookup.directory import Directory
-from sluice.actors.lookup.topic_client import TopicClient
-from sluice.actors.lookup.topic_log import TopicLog
+from sluice.actors.lookup.topic_client import TopicClient, TopicLog
 from sluice.actors.messages import Ends, SubscriptionSettings
 from sluice.actors.ownership.fenced_record import FencedRecord
 from sluice.actors.ports import Ports

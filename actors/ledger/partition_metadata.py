@@ -159,6 +159,7 @@ class PartitionMetadata:
         self._fenced.lost = True
 
     async def _save(self, record: PartitionRecord) -> None:
+        record.check()
         value: dict[str, Any] = encode_record(record)
         notice, asked = self._proof.notice, self._ports.clock.monotonic()
         await self._fenced.save(value)

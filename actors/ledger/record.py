@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 import msgpack
@@ -304,6 +305,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     settings: TopicSettings
     ledgers: tuple[LedgerRecord, ...] = ()
+    """Invariant: ids ascend, and only the last ledger may be open or in recovery. A deleted partition has none."""
     trimmed_before: int = 0
     last_trimmed: int = EARLIEST
     subscriptions: dict[str, int] = {}
@@ -357,6 +359,14 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
         times = (at for other in following for at in (other.opened_at, other.closed_at) if 0 < at <= now)
         return now - next(times, ledger.closed_at)
 
+    def check(self) -> None:
+        """Raise InvariantViolation for a chain that no reader could follow."""
+        for old, new in pairwise(self.ledgers):
+            if old.id >= new.id or old.state is not LedgerState.CLOSED:
+                raise InvariantViolation(f"ledger {new.id} cannot follow {old.id} ({old.state.value})")
+        if self.deleted and self.ledgers:
+            raise InvariantViolation(f"{self.topic}-{self.partition} is deleted and has ledgers")
+
     def with_ledger(self, ledger: LedgerRecord) -> PartitionRecord:
         """This record with one ledger of the chain replaced. Raises InvariantViolation if it is not there."""
         if self.ledger(ledger.id) is None:
@@ -366,10 +376,9 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_new_ledger(self, ledger: LedgerRecord) -> PartitionRecord:
         """This record with a ledger at the end of the chain, where only one may be open and ids ascend."""
-        for old in self.ledgers:
-            if old.state is not LedgerState.CLOSED or old.id >= ledger.id:
-                raise InvariantViolation(f"ledger {ledger.id} cannot follow {old.id} ({old.state.value})")
-        return msgspec.structs.replace(self, ledgers=(*self.ledgers, ledger), highest_ledger=ledger.id)
+        longer = msgspec.structs.replace(self, ledgers=(*self.ledgers, ledger), highest_ledger=ledger.id)
+        longer.check()
+        return longer
 
     def without_ledgers(self, ids: Sequence[int]) -> PartitionRecord:
         """This record without some ledgers at the head of the chain."""

@@ -2,15 +2,22 @@
 
 asyncio's own timeouts read the loop's clock behind the actor's back; a Signal takes its time from ports.clock, so a
 wait behaves the same in every world.
+
+A topic with clients has half a dozen loops that mostly wait for a signal. A task that waits takes a kilobyte: itself,
+the frames of its coroutines, what it waits for. With ten thousand topics that are idle these would be half the tasks of
+a process. So a SignalTask is there only while there is work. A CancellableWait needs no task of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
+from typing import TypeVar, cast
 
 from sluice.actors.ports import Ports, Timer
 from sluice.actors.runtime.shared_timers import SharedTimers
+
+T = TypeVar("T")
 
 SHARED_FROM_MS = 1_000
 """A wait of so long has a timer together with others, if it can be told to last longer."""
@@ -134,3 +141,58 @@ class _Alarm:
             self.timer = self._ports.clock.timer(early, self._ring)
         else:
             self._waiter.set_result(False)
+
+
+class SignalTask:
+    """Work that is done whenever a signal is set. step: does it, and clears the signal at the moment from which on it
+    must be called once more for what is set; returns after how many ms to call it though nothing was set, None for
+    never. One step runs at a time. Behind one that raised none does: the error is its task's.
+    """
+
+    __slots__ = ("_name", "_ports", "_signal", "_step", "_under_way")
+
+    def __init__(self, ports: Ports, signal: Signal, step: Callable[[], Awaitable[int | None]], name: str) -> None:
+        self._ports, self._signal, self._step, self._name = ports, signal, step, name
+        self._under_way = False
+        signal.on_set(self.begin)
+
+    def begin(self) -> None:
+        """Let the work be done, unless it is under way."""
+        if not self._under_way:
+            self._under_way = True
+            self._ports.spawn(self._run(), self._name)
+
+    async def _run(self) -> None:
+        while (rest := await self._step()) is not None or self._signal.is_set():
+            await self._signal.wait(self._ports, rest)
+        self._under_way = False
+
+
+class CancellableWait:
+    """An interruptible wait; one at a time."""
+
+    __slots__ = ("_ended", "_waits")
+
+    def __init__(self) -> None:
+        self._waits: asyncio.Task[None] | None = None
+        self._ended = False
+
+    def end(self) -> None:
+        """End the wait that is under way, if there is one."""
+        if self._waits is not None and not self._ended:
+            self._ended = True
+            self._waits.cancel()
+
+    async def of(self, work: Awaitable[T]) -> T | None:
+        """Return the result of some work, or raise its error; None if `end` ended it. A cancellation of the task itself
+        ends the task.
+        """
+        self._waits = task = cast("asyncio.Task[None]", asyncio.current_task())
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._ended and task.uncancel() == 0:
+                return None
+            raise
+        finally:
+            self._waits, self._ended = None, False

@@ -23,8 +23,7 @@ from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription
 from sluice.actors.dispatcher.delivery.unacked_runs import UnackedRuns
 from sluice.actors.key_shared import KeySharedDispatcher
 from sluice.actors.lookup.directory import Directory
-from sluice.actors.lookup.topic_client import TopicClient
-from sluice.actors.lookup.topic_log import TopicLog
+from sluice.actors.lookup.topic_client import TopicClient, TopicLog
 from sluice.actors.messages import SubscriptionSettings
 from sluice.actors.ports import Ports
 from sluice.actors.runtime.signal import Signal

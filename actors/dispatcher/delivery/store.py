@@ -21,8 +21,7 @@ from typing import Any
 from sluice.actors.dispatcher.delivery.sessions import Session
 from sluice.actors.ownership.fenced_record import FencedRecord
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.signal import Signal
-from sluice.actors.runtime.signal_task import SignalTask
+from sluice.actors.runtime.signal import Signal, SignalTask
 from sluice.storage.errors import Fenced, Unavailable
 
 GROUP_MS = 10

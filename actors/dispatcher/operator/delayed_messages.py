@@ -32,7 +32,7 @@ from sluice.actors.dispatcher.delivery.leases import Leases
 from sluice.actors.dispatcher.delivery.reader import BacklogReader
 from sluice.actors.dispatcher.delivery.sessions import Sessions
 from sluice.actors.dispatcher.delivery.unacked_runs import parts_to_ask_for
-from sluice.actors.lookup.topic_log import READ_MOST
+from sluice.actors.lookup.topic_client import READ_MOST
 from sluice.actors.messages import DELAY_ID, CancelDelayed, RescheduleDelayed, RunIndex, SelectDelayed
 from sluice.actors.messages.delayed import (
     CANCELLED,

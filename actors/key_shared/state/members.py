@@ -187,6 +187,7 @@ class Members:
         self.void: Counts = np.zeros(0, np.int64)
         """Messages that were sent and never arrived: `sent` is without them, and the total with them."""
         self.unacked: Counts = np.zeros(0, np.int64)
+        """Invariant: the number of rows that are PENDING at each slot."""
         self.given_back: Counts = np.zeros(0, np.int64)
         self.last_sent: Counts = np.zeros(0, np.int64)
         self.blocked: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)

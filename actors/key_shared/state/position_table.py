@@ -42,9 +42,11 @@ class PositionTable:
         self.head = 0
         self.tail = 0
         self.position: Positions = np.zeros(rows, np.int64)
+        """Invariant: strictly ascending from head to tail."""
         self.masked_hash: Hashes = np.zeros(rows, np.uint32)
         self.state: npt.NDArray[np.uint8] = np.zeros(rows, np.uint8)
         self.count = [0] * states
+        """Invariant: the number of rows in each state, but for rows that are done."""
         self._stretch_from: Positions = NO_POSITIONS
         self._stretch_by: Positions = NO_POSITIONS
         self._stretched = 0

@@ -80,13 +80,17 @@ class HashTables:
         self.tracking = tracking
         self.owner = _NOBODY
         self._out = HashGroups(np.uint16, np.int32, np.int32)
-        """`holder`, `pending` and `replayed`."""
+        """`holder`, `pending` and `replayed`.
+
+        Invariant: `pending` and `replayed` count the rows of the window that are PENDING and REPLAY, by hash.
+        """
         self.attempts: npt.NDArray[np.int32]
         (self.attempts,) = untouched(HASH_RANGE, np.int32)
         self.drains: Mask = _NONE_DRAIN
         self.held_from: Positions = np.full(HASH_RANGE if holding else 0, NOTHING_HELD, np.int64)
         self.revoked: npt.NDArray[np.int32] = np.zeros(HASH_RANGE if revoking else 0, np.int32)
         self.draining = 0
+        """Invariant: the number of hashes in `drains`, the set that `draining_mask` defines."""
         self.revoked_messages = self.revoked_total = 0
         """How many messages are asked back, and how many ever were."""
         self.freed_attempts: npt.NDArray[np.int32] = np.zeros(0, np.int32)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sluice.actors.dispatcher.dispatcher import Dispatcher
-from sluice.actors.lookup.topic_log import FOREVER_MS, TopicLog
+from sluice.actors.lookup.topic_client import FOREVER_MS, TopicLog
 from sluice.actors.messages import Ends
 from sluice.actors.runtime.signal import Signal
 from tests.scenarios.key_shared.broker import Broker

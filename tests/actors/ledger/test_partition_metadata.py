@@ -60,6 +60,19 @@ async def test_the_old_owner_loses_its_next_write_and_every_one_after() -> None:
 
 
 @simulated
+@pytest.mark.parametrize("states", [(LedgerState.OPEN, 8), (LedgerState.CLOSED, 7)], ids=["open", "descending"])
+async def test_broken_chain_is_never_saved(states: tuple[LedgerState, int]) -> None:
+    state, second = states
+    owner, _ = metadata(Lab(), "one")
+    await owner.acquire(SETTINGS)
+    before = owner.record
+    ledgers = make_ledger(ledger_id=7, state=state), make_ledger(ledger_id=second, state=LedgerState.OPEN)
+    with pytest.raises(InvariantViolation, match=f"ledger {second} cannot follow 7"):
+        await owner.update(lambda record: msgspec.structs.replace(record, ledgers=ledgers))
+    assert owner.record is before
+
+
+@simulated
 async def test_an_idle_old_owner_notices_when_it_looks() -> None:
     lab = Lab()
     old, lost = metadata(lab, "one")

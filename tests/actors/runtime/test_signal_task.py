@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.actors.runtime.signal import Signal
-from sluice.actors.runtime.signal_task import SignalTask
+from sluice.actors.runtime.signal import Signal, SignalTask
 from tests.sim.world import World
 
 

@@ -15,14 +15,12 @@ from sluice.actors.consumer.config import ConsumerCallbacks
 from sluice.actors.consumer.payload import DecodedRun, Payloads
 from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.lookup.directory import Directory
-from sluice.actors.lookup.topic_client import TopicClient
-from sluice.actors.lookup.topic_log import TopicLog
+from sluice.actors.lookup.topic_client import TopicClient, TopicLog
 from sluice.actors.messages import NO_COUNTS, NO_POSITIONS, Event, IndexRead, RunIndex
 from sluice.actors.ports import Ports
 from sluice.actors.pulsar.topic_names import TopicPartition
 from sluice.actors.runtime.backoff import Backoff
-from sluice.actors.runtime.cancellable_wait import CancellableWait
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.signal import CancellableWait, Signal
 from sluice.storage.errors import Fenced, NotFound, SluiceError, Unavailable
 from sluice.storage.format.position import Positions, entry_of, position
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sluice.actors.dispatcher import Dispatcher
-from sluice.actors.lookup.topic_log import FOREVER_MS
+from sluice.actors.lookup.topic_client import FOREVER_MS
 from sluice.actors.messages import Ends, request_of
 from sluice.actors.runtime.signal import Signal
 from sluice.storage.errors import Unavailable
