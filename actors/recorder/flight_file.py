@@ -208,19 +208,27 @@ def assemble(chunks: Iterable[bytes]) -> bytes:
     return b"".join([HEADER, *chunks])
 
 
+def since_last_state(chunks: Iterable[RecordedCalls], at: int) -> list[RecordedCalls]:
+    """Leave out what came before each dispatcher's last known state before `at` (ms)."""
+    kept: dict[RecordedSubscription, list[RecordedCalls]] = {}
+    for chunk in chunks:
+        mine = kept.setdefault(chunk.of, [])
+        if chunk.at < at and any(call.name in ("begin", "snapshot") for call in chunk):
+            mine.clear()
+        mine.append(chunk)
+    return [chunk for mine in kept.values() for chunk in mine]
+
+
 def excerpt(chunks: Iterable[RecordedCalls], start: int, end: int) -> bytes:
     """Return a file of the calls from `start` to `end` (ms), with those since the last known state before them.
 
     Raises NotFound if there is nothing, Invalid if it would be longer than MOST_EXPORTED bytes.
     """
     kept: dict[RecordedSubscription, list[RecordedCalls]] = {}
-    for chunk in chunks:
-        mine = kept.setdefault(chunk.of, [])
-        if chunk.at < start and any(call.name in ("begin", "snapshot") for call in chunk):
-            mine.clear()
+    for chunk in since_last_state(chunks, start):
         if chunk.at - EVERY_MS <= end:
-            mine.append(chunk)
-    packed = [pack(chunk) for mine in kept.values() if mine and mine[-1].at >= start for chunk in mine]
+            kept.setdefault(chunk.of, []).append(chunk)
+    packed = [pack(chunk) for mine in kept.values() if mine[-1].at >= start for chunk in mine]
     if not packed:
         raise NotFound("nothing was recorded between these times")
     if sum(map(len, packed)) > MOST_EXPORTED:

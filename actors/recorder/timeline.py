@@ -7,7 +7,8 @@ dispatcher's own gates, after every dispatch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from sluice.actors.key_shared import (
     WaitingMessages,
 )
 from sluice.actors.messages import NO_POSITIONS
-from sluice.actors.recorder.flight_file import RecordedCall, RecordedCalls, RecordedSubscription
+from sluice.actors.recorder.flight_file import RecordedCall, RecordedCalls, RecordedSubscription, since_last_state
 from sluice.actors.recorder.replay import DecisionReplay
 from sluice.storage.errors import NotFound
 from sluice.storage.format.position import Positions, show
@@ -157,29 +158,43 @@ def timeline(chunks: Iterable[RecordedCalls], key_hash: int, start: int, end: in
     return sorted(lines, key=lambda line: (line.at, line.epoch))
 
 
-def explain_at(chunks: Iterable[RecordedCalls], key_hash: int, at: int) -> dict[str, Any]:
-    """Return what the gates of the dispatcher in office said of a key at `at` (ms). Raises NotFound, Corrupt.
+def in_office(
+    chunks: Iterable[RecordedCalls],
+    at: int,
+    after: Callable[[DecisionReplay, RecordedCall, Any], None] | None = None,
+) -> dict[int, DecisionReplay]:
+    """Make decisions again until `at` (ms), each owner's from its last state before.
 
-    Of several partitions the one counts that has messages of the key.
+    Returns the last owner of each partition. after: called after each call. Raises NotFound if there is none, Corrupt.
     """
     runs: dict[RecordedSubscription, DecisionReplay] = {}
-    for chunk in chunks:
+    for chunk in since_last_state(chunks, at):
         run = runs.setdefault(chunk.of, DecisionReplay(chunk.of))
-        run.chunk(chunk, until=at)
-    in_office: dict[int, DecisionReplay] = {}
+        run.chunk(chunk, None if after is None else partial(after, run), until=at)
+    found: dict[int, DecisionReplay] = {}
     for of, run in sorted(runs.items(), key=lambda item: (item[0].epoch, item[1].at)):
         if run.decisions is not None and run.at:
-            in_office[of.partition] = run
-    if not in_office:
+            found[of.partition] = run
+    if not found:
         raise NotFound("no recording reaches back so far; `./sluice incident replay` of an export says what there is")
+    return found
+
+
+def explained(runs: dict[int, DecisionReplay], key_hash: int, at: int) -> dict[str, Any]:
+    """Return what the gates said of a masked hash at `at` (ms); the partition counts that has messages of it."""
 
     def likely(run: DecisionReplay) -> tuple[bool, int, int]:
         return bool(run.decisions and len(run.decisions.positions_of(key_hash))), run.of.epoch, run.at
 
-    run = max(in_office.values(), key=likely)
+    run = max(runs.values(), key=likely)
     assert run.decisions is not None
     answer = run.decisions.explain(key_hash=key_hash, now=at)
     return {"partition": run.of.partition, "epoch": run.of.epoch, "at": at, **answer}
+
+
+def explain_at(chunks: Iterable[RecordedCalls], key_hash: int, at: int) -> dict[str, Any]:
+    """Return what the gates of the dispatcher in office said of a key at `at` (ms). Raises NotFound, Corrupt."""
+    return explained(in_office(chunks, at), key_hash, at)
 
 
 class Waits:

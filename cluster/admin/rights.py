@@ -74,7 +74,7 @@ _ROWS = {
         GET S /properties /explain /{verb}; PUT S /properties
         POST S /skip/{number} /skip_all /resetcursor /resetcursor/{number} /expireMessages/{number}
         POST S /delayed/{what} /parked/{what}
-        GET /watch/events
+        GET /watch/events /watch/past
         GET T /ledger/{ledger}/entry/{entry} /examinemessage; GET S /position/{number}
     """,
     "either": """
@@ -126,7 +126,7 @@ def wish_of(request: web.Request) -> Wish | None:
     subscription = EVERY if path.endswith(_ALL_SUBSCRIPTIONS) else ""
     if "subscription" in at and right == "consume":
         subscription = subscription_of(request)
-    if path == "/watch/events":
+    if path in ("/watch/events", "/watch/past"):
         topic = check_name("topic", request.query.get("topic", ""))
         return of_topic(right, topic, quoted(request.query.get("subscription", "")), looks=True)
     if "namespace" not in at:

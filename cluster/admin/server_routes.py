@@ -13,6 +13,7 @@
 
     GET    /watch                                                       the live page (needs no token: it holds nothing)
     GET    /watch/events?topic=T&subscription=S                         what the page shows, as server-sent events
+    GET    /watch/past?topic=T&subscription=S&at=MS                     what it showed then; &key=K or &hash=H explains
     GET    /watch/subscriptions                                         what there is to look at
 
 Everything but /healthz and the files of the page wants `Authorization: Bearer <token>`; the token is the content of the
@@ -88,7 +89,8 @@ class AdminHttp(Actor):
         self._data_dir = data_dir
         self._wanted_port = port
         self._connection_seconds = connection_seconds
-        self._watch = WatchHttp(ports, self, partial(AuditTail, data_dir) if self._permissions is not None else None)
+        audits = partial(AuditTail, data_dir) if self._permissions is not None else None
+        self._watch = WatchHttp(ports, self, audits, data_dir)
         self._server: HttpServer | None = None
         self.port = 0
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +17,10 @@ from sluice.actors.ports import Ports
 from sluice.cluster.http.guard import STREAM_UNTIL
 from sluice.cluster.http.responses import large, responses_here
 from sluice.cluster.watch.feed import Audits, Feed, Owners
+from sluice.cluster.watch.past import past_explanation, past_picture
+from sluice.storage.errors import Invalid, NotFound
 
+_LONGEST = 16
 _FOLDER = Path(__file__).parent / "page"
 _FILES = {"/watch": ("index.html", "text/html"), "/watch/watch.css": ("watch.css", "text/css")} | {
     f"/watch/{name}": (name, "text/javascript")
@@ -53,8 +58,15 @@ class Watched(Owners, Protocol):
 class WatchHttp:
     """Serves the page and its feed."""
 
-    def __init__(self, ports: Ports, owners: Watched, audits: Callable[[], Audits] | None = None) -> None:
-        self._owners = owners
+    def __init__(
+        self,
+        ports: Ports,
+        owners: Watched,
+        audits: Callable[[], Audits] | None = None,
+        data_dir: Path | None = None,
+    ) -> None:
+        """data_dir: has the recordings from which the past is shown."""
+        self._owners, self._data_dir = owners, data_dir
         self._feed = Feed(ports, owners, audits)
 
     def routes(self) -> list[web.RouteDef]:
@@ -62,8 +74,24 @@ class WatchHttp:
         return [
             *page_routes(),
             web.get("/watch/subscriptions", large(self._subscriptions)),
+            web.get("/watch/past", large(self._past)),
             web.get("/watch/events", self._events),
         ]
+
+    async def _past(self, request: web.Request) -> web.Response:
+        """The picture of `at`; with a key or hash the rows of its explanation then."""
+        asked = request.query
+        names = check_name("topic", asked.get("topic", "")), check_name("subscription", asked.get("subscription", ""))
+        numbers = [asked.get("at", ""), asked.get("hash", "0")]
+        if not all(number.isascii() and number.isdecimal() and len(number) < _LONGEST for number in numbers):
+            raise Invalid("at is a time in milliseconds since 1970, and hash a number")
+        if self._data_dir is None:
+            raise NotFound("this process has no recordings")
+        at, key_hash = map(int, numbers)
+        if "key" in asked or key_hash:
+            explain = partial(past_explanation, key=asked.get("key"), hash=key_hash)
+            return web.json_response(await asyncio.to_thread(explain, self._data_dir, *names, at))
+        return web.json_response(await asyncio.to_thread(past_picture, self._data_dir, *names, at))
 
     async def _subscriptions(self, request: web.Request) -> web.Response:
         return web.json_response(await self._owners.subscriptions())

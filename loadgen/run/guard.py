@@ -89,6 +89,17 @@ def broker_folder(options: FloodOptions, folder: Path) -> Path:
     return folder / "broker" if options.address is None else load().values.data_dir
 
 
+def recorded_violations(data_dir: Path, topic: str, subscription: str) -> list[str]:
+    """Return the broken promises with which owners ended: another owner went on, so histories do not show them."""
+    from sluice.cluster.host.recordings import recorded_chunks
+
+    with contextlib.suppress(NotFound, Corrupt, OSError):
+        calls = [call for chunk in recorded_chunks(data_dir, topic, subscription) for call in chunk]
+        texts = [str(call.arguments[1]) for call in calls if call.name == "remark"]
+        return [text for text in texts if "InvariantViolation" in text]
+    return []
+
+
 def exported_incident(data_dir: Path, report: Report, subscription: str, folder: Path) -> str:
     """Write what the cluster on `data_dir` recorded of a run into a file in `folder`; return its path.
 

@@ -14,6 +14,7 @@ const flow = new Lines(find("flow"), { published: "--soft", delivered: "--accent
 const waits = new Lines(find("waits"), { draining: "--warn", backlog: "--accent" });
 const ring = new Ring(find("ring"), (partition, hash) => explain({ hash }, `hash ${hash}`, partition));
 let before = null;
+let past = 0; // the moment that is shown, ms; 0 is now
 let stop = new AbortController();
 
 /** The token comes behind the #, which no browser sends to a server, and stays in this tab. */
@@ -88,7 +89,28 @@ async function follow() {
 function show(name, data) {
   if (name === "trouble") say(data.reason, "bad");
   else if (name === "events") showEvents(data);
-  else if (name === "picture") showPicture(data);
+  else if (name === "picture" && !past) showPicture(data);
+}
+
+/** The slider counts seconds back from now; the page shows what was recorded of that moment. */
+async function lookBack() {
+  const seconds = Number(find("back").value);
+  const at = (past = seconds ? Date.now() + seconds * 1000 : 0);
+  find("then").textContent = past ? new Date(past).toLocaleTimeString() : "now";
+  ring.glow.clear();
+  before = null;
+  if (!past) return;
+  try {
+    const [topic, subscription] = watched();
+    const picture = await (await ask(`/watch/past?${new URLSearchParams({ topic, subscription, at })}`)).json();
+    if (at !== past) return;
+    showPicture(picture);
+    const { published, delivered, acknowledged } = picture.rates;
+    find("then").textContent = `${new Date(at).toLocaleTimeString()}: ${short(published)} read, ${short(delivered)} delivered, ${short(acknowledged)} acknowledged a second`;
+    say("the past");
+  } catch (error) {
+    if (at === past) say(error.message, "bad");
+  }
 }
 
 function showPicture(picture) {
@@ -176,7 +198,7 @@ function showEvents(events) {
 async function explain(question, title, partition) {
   const [topic, subscription] = watched();
   const query = new URLSearchParams(question);
-  const path = `/admin/v2/persistent/${pathOf(topic)}/subscription/${encodeURIComponent(subscription)}/explain?${query}`;
+  const path = past ? `/watch/past?${new URLSearchParams({ topic, subscription, at: past, ...question })}` : `/admin/v2/persistent/${pathOf(topic)}/subscription/${encodeURIComponent(subscription)}/explain?${query}`;
   try {
     const rows = await (await ask(path)).json();
     // A key is where some of it is; with none of it anywhere, where it would be.
@@ -217,6 +239,7 @@ function list(parent, rows, fill) {
 }
 
 find("chosen").addEventListener("change", () => { stop.abort(); follow(); });
+find("back").addEventListener("change", lookBack);
 find("why").addEventListener("submit", (event) => {
   event.preventDefault();
   const key = find("key").value;

@@ -152,6 +152,7 @@ root chief clerk: PUT S/properties
 root watcher chief clerk: GET S/explain
 root watcher chief clerk: GET S/{verb}
 root watcher chief clerk: GET /watch/events
+root watcher chief clerk: GET /watch/past
 root chief clerk: POST S/skip/{number}
 root chief clerk: POST S/skip_all
 root chief clerk: POST S/resetcursor
@@ -220,7 +221,7 @@ def asked(app: web.Application, method: str, path: str) -> web.Request:
         filled = path
         for name, value in zip(names, values, strict=True):
             filled = filled.replace(f"{{{name}}}", value, 1)
-        query = "?topic=sales..eu..orders&subscription=kept" if path == "/watch/events" else ""
+        query = "?topic=sales..eu..orders&subscription=kept" if path.startswith("/watch/") else ""
         request = make_mocked_request("GET" if method == "*" else method, filled + query, app=app)
         found = asyncio.run(app.router.resolve(request))
         request._match_info = found

@@ -119,6 +119,7 @@ ELSEWHERE = {
     "lookups as they were": "/lookup/v2/destination/persistent/blue/sluice/ns/plain",
     "the other kind of topic": "/admin/v2/non-persistent/blue/ns/plain/stats",
     "the live page": "/watch/events?topic=blue..ns..plain&subscription=kept",
+    "the past of the live page": "/watch/past?topic=blue..ns..plain&subscription=kept&at=1",
     "metrics": "/metrics",
     "transactions": "/admin/v3/transactions/coordinatorStats",
     "functions": "/admin/v3/functions/blue/ns",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,12 @@ import pytest
 from aiohttp import web
 
 from sluice.actors.ports import Ports
+from sluice.actors.recorder.flight_file import RecordedSubscription, assemble, pack
+from sluice.cluster.host.recordings import FOLDER
+from sluice.cluster.http.guard import guard
 from sluice.cluster.watch.http import PAGE_PATHS, WatchHttp
 from sluice.cluster.watch.panel import EXPLAIN
+from tests.actors.recorder.test_replay import RecordedDriver
 from tests.cluster.watch.browser import CHROMIUM, browser
 from tests.cluster.watch.test_feed import Owners
 from tests.cluster.watch.test_story import consumer, dispatcher
@@ -58,11 +63,11 @@ async def explain(request: web.Request) -> web.Response:
 
 
 @pytest.fixture
-async def served(ports: Ports) -> AsyncIterator[tuple[Cluster, str]]:
+async def served(ports: Ports, tmp_path: Path) -> AsyncIterator[tuple[Cluster, str]]:
     """The made-up cluster, and where its page is."""
     cluster = Cluster()
-    app = web.Application()
-    app.add_routes(WatchHttp(ports, cluster).routes())
+    app = web.Application(middlewares=[guard("secret", PAGE_PATHS, "is secret")])
+    app.add_routes(WatchHttp(ports, cluster, data_dir=tmp_path).routes())
     app.router.add_get(EXPLAIN, explain)
     runner = web.AppRunner(app)
     await runner.setup()
@@ -132,6 +137,87 @@ async def test_keys_are_explained_with_keyboard_alone(served: tuple[Cluster, str
         await page.press("Enter")
         await page.until("document.querySelector('#answer').innerText.includes('hash 512 drains at c1')")
         assert page.problems == []
+
+
+MINUTE_MS = 60_000
+TOKEN = {"Authorization": "Bearer secret"}
+
+
+def recorded_drain(folder: Path) -> None:
+    """Ten minutes ago a consumer took all keys of a topic; for five minutes they have drained for a second one."""
+    driver = RecordedDriver()
+    driver.now = time.time_ns() // 1_000_000 - 10 * MINUTE_MS
+    keys = [f"k{number}" for number in range(20)]
+    driver.join("early", 50)
+    driver.send(*keys)
+    driver.now += 5 * MINUTE_MS
+    driver.join("late", 50)
+    driver.publish(*keys)
+    driver.route()
+    chunk = driver.recording.taken(driver.now)
+    assert chunk is not None
+    of = RecordedSubscription("trips", 0, "billing", 7)
+    (folder / FOLDER / "broker-0").mkdir(parents=True)
+    data = assemble([pack(type(chunk)(of, chunk.first, chunk.at, chunk.calls))])
+    (folder / FOLDER / "broker-0" / "flight-00000001").write_bytes(data)
+
+
+@needs_browser
+async def test_the_slider_shows_what_was_then(served: tuple[Cluster, str], tmp_path: Path) -> None:
+    _, url = served
+    recorded_drain(tmp_path)
+
+    async def look(seconds: int) -> None:
+        script = f"const b = document.querySelector('#back'); b.value = {seconds}; b.dispatchEvent(new Event('change'))"
+        await page.value(f"(() => {{ {script} }})()")
+
+    async with browser(tmp_path / "profile") as page:
+        await page.open(f"{url}/watch?topic=trips&subscription=billing#token=secret")
+        await page.until("document.querySelector('#state').textContent === 'live'")
+        await look(-450)
+        await page.until("document.querySelector('#state').textContent === 'the past'")
+        consumers = "document.querySelector('#consumers').innerText"
+        assert await page.value(consumers) == "early: 20 delivered, 20 held"
+        await look(-60)
+        await page.until(f"{consumers}.includes('late: ')")
+        assert "draining 0" not in await page.value("document.querySelector('#totals').innerText")
+        await page.picture((Path(SHOTS) if SHOTS else tmp_path) / "past.png")
+        moved, *_ = [key for key in (f"k{number}" for number in range(20)) if await drains(url, key)]
+        await page.value(f"(() => {{ document.querySelector('#key').value = '{moved}' }})()")
+        await page.value("document.querySelector('#why').requestSubmit()")
+        await page.until("document.querySelector('#answer').innerText.includes('but early#')")
+        await look(0)
+        await page.until("document.querySelector('#state').textContent === 'live'")
+        await page.until(f"{consumers}.startsWith('a: ')")
+        assert page.problems == []
+
+
+async def drains(url: str, key: str) -> bool:
+    """Whether a key drained a minute ago."""
+    at = time.time_ns() // 1_000_000 - MINUTE_MS
+    asked = {"topic": "trips", "subscription": "billing", "key": key, "at": str(at)}
+    path = f"{url}/watch/past"
+    async with aiohttp.ClientSession(headers=TOKEN) as session, session.get(path, params=asked) as answer:
+        (row,) = await answer.json()
+        return bool(row["verdict"] == "draining")
+
+
+@pytest.mark.parametrize("asked", [{"at": "-1"}, {"at": "soon"}, {"at": "9" * 30}, {"at": "1", "hash": "x"}, {}])
+async def test_a_moment_that_is_none_is_refused(served: tuple[Cluster, str], asked: dict[str, str]) -> None:
+    _, url = served
+    names = {"topic": "trips", "subscription": "billing"}
+    path = f"{url}/watch/past"
+    async with aiohttp.ClientSession(headers=TOKEN) as session, session.get(path, params=names | asked) as answer:
+        assert (answer.status, "at is a time" in await answer.text()) == (412, True)
+
+
+async def test_a_past_without_recordings_is_not_found(served: tuple[Cluster, str], tmp_path: Path) -> None:
+    _, url = served
+    recorded_drain(tmp_path)
+    asked = {"topic": "trips", "subscription": "audit", "at": str(time.time_ns() // 1_000_000)}
+    path = f"{url}/watch/past"
+    async with aiohttp.ClientSession(headers=TOKEN) as session, session.get(path, params=asked) as answer:
+        assert (answer.status, "no recording reaches back so far" in await answer.text()) == (404, True)
 
 
 @needs_browser

@@ -94,7 +94,13 @@ async def test_only_the_printed_token_opens_not_the_clusters(load: Load, tmp_pat
         fault = {"kind": "kill-consumer", "target": "a"}
         async with aiohttp.ClientSession() as session:
             for headers in ({}, {"Authorization": f"Bearer {SECRET}"}, {**right, "Host": "evil.example"}):
-                for path in ("/watch/faults", "/watch/faults/events", "/watch/events", "/watch/subscriptions"):
+                for path in (
+                    "/watch/faults",
+                    "/watch/faults/events",
+                    "/watch/events",
+                    "/watch/past",
+                    "/watch/subscriptions",
+                ):
                     async with session.get(base + path, headers=headers) as answer:
                         assert answer.status in (401, 421), (path, headers)
                 for path in ("/watch/faults", "/watch/end"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sluice.actors.recorder.flight_file import EVERY_MS, unpack
+from sluice.actors.recorder.flight_file import EVERY_MS, assemble, pack, unpack
 from sluice.actors.recorder.replay import replay
 from sluice.cluster.launch.embedded import connect
 from sluice.cluster.node.identity import ID_FILE
@@ -20,8 +20,10 @@ from sluice.loadgen.base.options import FloodOptions
 from sluice.loadgen.faults.faults import Fleet
 from sluice.loadgen.load.consume import ConsumeJob
 from sluice.loadgen.report.report import summary
-from sluice.loadgen.run.guard import StallGuard, data_folder, exported_incident
+from sluice.loadgen.report.result import OK
+from sluice.loadgen.run.guard import StallGuard, data_folder, exported_incident, recorded_violations
 from sluice.storage.errors import Invalid
+from tests.actors.recorder.test_replay import OF, RecordedDriver
 from tests.loadgen.fakes import ListClient, ListConsumer
 from tests.loadgen.faults.test_faults import PretendedProcess
 from tests.loadgen.report.test_result import make_report
@@ -109,3 +111,19 @@ def test_run_that_is_not_ok_names_an_incident_that_replays(tmp_path: Path) -> No
     Console(file=printed, width=200).print(summary(report))
     assert f"./sluice incident replay {report.incident}" in printed.getvalue()
     assert exported_incident(tmp_path / "nowhere", report, "judge", tmp_path) == ""
+
+
+def test_owner_that_ended_with_a_broken_promise_is_named(tmp_path: Path) -> None:
+    driver = RecordedDriver()
+    driver.recording.remark(driver.now, "alarm: a key holds the others back")
+    driver.recording.remark(driver.now, "the owner ended: InvariantViolation: two consumers hold a key")
+    chunk = driver.recording.taken(driver.now)
+    assert chunk is not None
+    folder = tmp_path / "recorder" / "broker-0"
+    folder.mkdir(parents=True)
+    (folder / "flight-00000001").write_bytes(assemble([pack(chunk)]))
+    found = recorded_violations(tmp_path, OF.topic, OF.subscription)
+    assert found == ["the owner ended: InvariantViolation: two consumers hold a key"]
+    assert make_report(troubles=found).verdict != OK
+    assert recorded_violations(tmp_path, "others", OF.subscription) == []
+    assert recorded_violations(tmp_path / "nowhere", OF.topic, OF.subscription) == []
