@@ -406,7 +406,7 @@ class Components:
             ("read", self.reader.run()),
             ("lease", self.leases.run(self._look)),
             ("places", self.grace.run()),
-            ("progress", context.reporter.run(context.store, self._look_at_backlog, self.reader.has_all)),
+            ("progress", context.reporter.run(context.store, self._tend_backlog, self.reader.has_all)),
         ):
             context.ports.spawn(work, name)
         context.store.begin()
@@ -446,9 +446,9 @@ class Components:
         if recorder is not None:
             recorder.remark(self.context.core, text)
 
-    async def _look_at_backlog(self) -> None:
+    async def _tend_backlog(self) -> None:
         """Every now and then, while something is not done. Raises SluiceError."""
-        self.open_positions.look()
+        self.open_positions.search()
         await self.seeker.expire_old()
 
     def _look_at_failed(self) -> None:

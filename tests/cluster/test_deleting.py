@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 import sluice
 from sluice.cluster.history.scan import StoreUrls, stored_topics
-from sluice.storage.errors import Invalid, NotFound
+from sluice.storage.errors import Invalid, NotFound, SluiceError
 from tests.cluster.helpers import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -69,11 +70,34 @@ def test_a_consumer_goes_on_when_its_topic_is_made_again(tmp_path: Path) -> None
             consumer.wait_acknowledged(60_000)
 
 
-def test_a_consumer_goes_on_when_it_did_not_see_the_deletion(tmp_path: Path) -> None:
+@pytest.mark.parametrize("partitions", [1, 2, 5])
+def test_a_consumer_goes_on_when_it_did_not_see_the_deletion(tmp_path: Path, partitions: int) -> None:
+    """As in a topic that grew, a consumer that is opened later has the further partitions."""
+    keys = [f"k{number}" for number in range(20)]
     with sluice.connect(embedded=True, data_dir=tmp_path) as client:
         client.create_topic("orders", 2)
         with client.subscribe("orders", "billing", initial_position="earliest") as consumer:
             client.delete_topic("orders", force=True)
-            client.create_topic("orders", 2)
-            client.create_producer("orders").send(b"second", partition_key="a")
-            eventually(lambda: consumer.receive(1_000).data() == b"second", "the consumer does not go on")
+            client.create_topic("orders", partitions)
+            with client.create_producer("orders") as producer:
+                for key in keys:
+                    producer.send(b"second", partition_key=key)
+            came: list[str] = []
+
+            def received(by: sluice.Consumer) -> bool:
+                message = by.receive(1_000)
+                by.acknowledge(message)
+                came.append(message.partition_key())
+                return True
+
+            eventually(lambda: received(consumer), "the consumer does not go on")
+            with client.subscribe("orders", "billing") as later:
+
+                def all_came() -> bool:
+                    for by in (consumer, later):
+                        with contextlib.suppress(SluiceError):
+                            received(by)
+                    return len(came) >= len(keys)
+
+                eventually(all_came, lambda: f"some do not come: {came}")
+            assert sorted(came) == sorted(keys)

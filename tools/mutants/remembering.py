@@ -18,6 +18,14 @@ GATEWAY, NAMESPACES = "gateway", "tests/cluster/admin/test_namespaces.py"
 
 REMEMBERING: list[Mutant] = [
     Mutant(
+        name="a look at the end of the log does not see what was trimmed",
+        module="sluice.actors.dispatcher.delivery.reader",
+        old="            self._begins_at(ledger_of(max(ends.first, 0)), self._next())\n",
+        new="",
+        world="delays",
+        test="tests/actors/dispatcher/operator/test_inspection.py::test_a_new_owners_backlog_begins_behind_what_was_trimmed",
+    ),
+    Mutant(
         name="a message that no table knows is not read again",
         module="sluice.actors.dispatcher.delivery.open_positions",
         old="        self._reader.read_again(lost)\n",

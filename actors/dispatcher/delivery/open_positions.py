@@ -37,8 +37,8 @@ class OpenPositions:
         """See Counts."""
         return {"msgReadAgainTotal": self.read_again}
 
-    def look(self, every_ms: int = LOOK_MS) -> None:
-        """Look at the next piece, if the last look was so long ago and everything was read."""
+    def search(self, every_ms: int = LOOK_MS) -> None:
+        """Search the next piece, if the last look was so long ago and everything was read."""
         reader, now = self._reader, self._ports.clock.monotonic()
         if now < self._looked + every_ms:
             return

@@ -251,14 +251,8 @@ class BacklogReader:
 
     async def _take(self, reply: IndexRead, generation: int, start: int) -> None:
         """Feed the answer to the core, unless its read is of an older generation. Raises SluiceError."""
-        first = _first_ledger(reply)
-        if first > ledger_of(start) and generation == self.generation:
-            # An answer names every ledger from the asked position on. The asked one is not among them: it is gone, or
-            # never held more than was read of it. What lies in ledgers before it may still be held by a consumer.
-            if start == 0:
-                self._cursor.chain([(first, None)], complete=True)
-            else:
-                self._cursor.trimmed(start, first)
+        if generation == self.generation:
+            self._begins_at(_first_ledger(reply), start)
         if reply.table >= 0 and generation == self.generation:
             self._pass_over(reply, start)
         for run in reply.runs:
@@ -284,6 +278,16 @@ class BacklogReader:
         self.position, self.over = max(self.position, reply.resume), reply.ends
         self._core.reach(self.position - 1)
         self._wakeups.route.set()
+
+    def _begins_at(self, first: int, start: int) -> None:
+        """The topic holds nothing between `start`, up to where it was read, and the ledger `first`."""
+        # An answer names every ledger from the asked position on. If the asked one is not among them, it is gone, or
+        # never held more than was read of it. What lies in ledgers before it may still be held by a consumer.
+        if first > ledger_of(start):
+            if start == 0:
+                self._cursor.chain([(first, None)], complete=True)
+            else:
+                self._cursor.trimmed(start, first)
 
     async def _sweep(self) -> bool:
         """The first consumers that want a compacted log have come. What was read before, is not in that log and is held
@@ -325,8 +329,8 @@ class BacklogReader:
         """Ask where the topic ends now; False, and nothing is known anew, if it does not answer."""
         with contextlib.suppress(Unavailable, Fenced, NotFound):
             ends = await self._topic.ask(ReadEnds(), LOOK_TIMEOUT)
-            # Where nothing was read, what comes before the first ledger is nothing, and nobody holds any of it.
-            self._cursor.chain(ends.ledgers, complete=self.position <= 0)
+            self._begins_at(ledger_of(max(ends.first, 0)), self._next())
+            self._cursor.chain(ends.ledgers)
             self._reaches(ends.last)
             return True
         return False

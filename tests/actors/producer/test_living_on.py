@@ -1,4 +1,7 @@
-"""A producer lives on when its partition knows nothing of it any more: what it sends next is no gap."""
+"""A producer lives on when its partition knows nothing of it any more, and while no disk has room.
+
+What it sends next is no gap.
+"""
 
 from __future__ import annotations
 
@@ -66,5 +69,24 @@ def test_exclusive_producer_comes_back_in_the_remade_topic() -> None:
         assert await opened(broker, "two") == told + 1
         with pytest.raises(ProducerFenced, match="is over"):
             await opened(broker, "one", told)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("full_ms", [1_000, 60_000, 600_000])
+def test_a_producer_that_waits_for_disk_space_goes_on_with_it(full_ms: int) -> None:
+    """Within seconds, however long the disk was full."""
+
+    async def scenario(broker: Broker) -> None:
+        await broker.publish("a")
+        (faults,) = {id(disk.faults): disk.faults for disk in broker.world._disks.values()}.values()
+        before, faults.capacity = faults.capacity, 0
+        waiting = broker.world.loop.create_task(broker.offer("b"))
+        await broker.quiet(full_ms)
+        assert not waiting.done()
+        faults.capacity = before
+        await broker.until(waiting.done, 5_000)
+        later = await broker.join("later")
+        await broker.until(lambda: later.came() == ["a", "b"])
 
     play(scenario)

@@ -188,6 +188,25 @@ def test_fewer_partitions_end_a_stream_of_the_earlier_topic(topic: OffloadedTopi
         stream.partitions({"2": start["2"]}, stream.latestOffset(start, ReadAllAvailable()))
 
 
+@pytest.mark.parametrize("history", ["auto", "off"])
+def test_more_partitions_end_a_stream_of_the_earlier_topic(topic: OffloadedTopic, history: str) -> None:
+    """A topic that grew is no other one: its stream goes on with the new partitions."""
+    topic.again(partitions=2)
+    topic.publish(1)
+    stream = topic.stream(history=history)
+    grown, numbers, _ = step(stream, stream.initialOffset(), 1_000)
+    topic.client.add_partitions("t", 3)
+    topic.producer = topic.client.create_producer("t", "later")
+    topic.publish(2)
+    done, more, _ = step(stream, grown, 1_000)
+    assert sorted(numbers + more) == list(range(3 * EACH))
+    assert sorted(done) == ["0", "1", "2"]
+    topic.again(partitions=5)
+    topic.publish(1)
+    with pytest.raises(NotFound, match="was deleted and made again" if history == "auto" else "were trimmed before"):
+        stream.partitions(done, stream.latestOffset(done, ReadAllAvailable()))
+
+
 def test_an_emptied_ledger_of_a_topic_made_again_is_no_loss(topic: OffloadedTopic) -> None:
     """The first epoch alone does not say that the offset is of the earlier topic."""
     topic.again()

@@ -21,7 +21,7 @@ async def watch_bounds(world: World) -> None:
                 _check(name, actor)
                 if not actor.ended():
                     _check_view(name, actor)
-                    actor.parts.open_positions.look(LOOK_MS)
+                    actor.parts.open_positions.search(LOOK_MS)
 
 
 def _check(name: str, dispatcher: Dispatcher) -> None:

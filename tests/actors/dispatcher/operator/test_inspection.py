@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sluice.actors.dispatcher import Dispatcher
-from sluice.actors.messages import Explain, shown
-from sluice.storage.format.position import show
+from sluice.actors.messages import Explain, FindBacklog, shown
+from sluice.storage.format.position import position, show
 from tests.scenarios.key_shared.broker import Broker, play
 
 LEASE_MS = 3_000
@@ -249,3 +249,22 @@ def test_a_message_that_is_not_there_waits_for_nothing() -> None:
         assert answer["reasons"][0]["text"] == f"there is no such message: the partition ends at {show(last)}"
 
     play(scenario)
+
+
+def test_a_new_owners_backlog_begins_behind_what_was_trimmed() -> None:
+    """All of the ledger that its record names is done and gone, and no consumer lets it read."""
+
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c")
+        await broker.publish(*"abcde")
+        await broker.until(lambda: len(client.got) == 5)
+        await client.close()
+        await broker.quiet(10_000)  # virtual: the ledger is closed and trimmed long before
+        await broker.publish("f")
+        found = await broker.ask(FindBacklog(start=-1))
+        assert found.position == position(2, 0)
+        broker.world.crash(next(name for name in broker.world.alive("dispatcher-")))
+        assert (await broker.ask(FindBacklog(start=-1))).position == found.position
+        assert (await broker.stats())["msgBacklog"] == 1
+
+    play(scenario, topic={"roll_entries": 5})

@@ -102,5 +102,8 @@ def test_ledger_in_the_store_stays_longer() -> None:
     assert trimmable(of, done, NOW, Retention(0, 0)) == [1]
     kept = msgspec.structs.replace(kept, history_retention_ms=0, history_retention_bytes=100)
     assert trimmable(msgspec.structs.replace(of, settings=kept), done, NOW, Retention(0, 0)) == [1, 2]
+    for without_end in ({"history_retention_ms": -1}, {"history_retention_bytes": -1}):
+        for_good = msgspec.structs.replace(record().settings, **without_end)
+        assert trimmable(msgspec.structs.replace(of, settings=for_good), done, NOW, Retention(0, 0)) == []
     unused = msgspec.structs.replace(of, ever_subscribed=False)
     assert trimmable(unused, {}, NOW, Retention(0, 0)) == [1]
