@@ -1,4 +1,4 @@
-"""The routes of the live page: its files, the list of subscriptions, and the stream of events."""
+"""The routes of the live page: its files, what there is to look at, and the stream of events."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sluice.actors.ports import Ports
 from sluice.cluster.http.guard import STREAM_UNTIL
 from sluice.cluster.http.responses import large, responses_here
 from sluice.cluster.watch.feed import Audits, Feed, Owners
+from sluice.cluster.watch.story import picture
 
 _FOLDER = Path(__file__).parent / "page"
 _FILES = {"/watch": ("index.html", "text/html"), "/watch/watch.css": ("watch.css", "text/css")} | {
@@ -54,7 +55,7 @@ class WatchHttp:
     """Serves the page and its feed."""
 
     def __init__(self, ports: Ports, owners: Watched, audits: Callable[[], Audits] | None = None) -> None:
-        self._owners = owners
+        self._ports, self._owners = ports, owners
         self._feed = Feed(ports, owners, audits)
 
     def routes(self) -> list[web.RouteDef]:
@@ -62,11 +63,16 @@ class WatchHttp:
         return [
             *page_routes(),
             web.get("/watch/subscriptions", large(self._subscriptions)),
+            web.get("/watch/cluster", large(self._cluster)),
             web.get("/watch/events", self._events),
         ]
 
     async def _subscriptions(self, request: web.Request) -> web.Response:
         return web.json_response(await self._owners.subscriptions())
+
+    async def _cluster(self, request: web.Request) -> web.Response:
+        """A picture of no subscription: the processes and actors alone."""
+        return web.json_response(picture(self._ports.clock.now(), [], [], await self._owners.status()))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         topic = check_name("topic", request.query.get("topic", ""))
