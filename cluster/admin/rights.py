@@ -42,7 +42,7 @@ _ROWS = {
         GET /admin/v2/tenants /admin/v2/tenants/{tenant} /admin/v2/clusters/{cluster}
         PUT /admin/v2/tenants/{tenant}; POST /admin/v2/tenants/{tenant}; DELETE /admin/v2/tenants/{tenant}
         GET BROKERS . /{cluster} /leaderBroker /configuration /configuration/values /configuration/runtime
-        GET /metrics /metrics/ /watch/subscriptions
+        GET /metrics /metrics/ /watch/subscriptions /watch/cluster
     """,
     "administrator": """
         GET /admin/v2/namespaces/{tenant}

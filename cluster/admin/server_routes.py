@@ -15,6 +15,7 @@
     GET    /watch/events?topic=T&subscription=S                         what the page shows, as server-sent events
     GET    /watch/past?topic=T&subscription=S&at=MS                     what it showed then; &key=K or &hash=H explains
     GET    /watch/subscriptions                                         what there is to look at
+    GET    /watch/cluster                                               the picture of a cluster without any
 
 Everything but /healthz and the files of the page wants `Authorization: Bearer <token>`; the token is the content of the
 data folder's `admin-token` (mode 0600), which is made when it is missing. Where rights are enforced, the credentials of

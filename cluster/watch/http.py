@@ -1,4 +1,4 @@
-"""The routes of the live page: its files, the list of subscriptions, and the stream of events."""
+"""The routes of the live page: its files, what there is to look at, and the stream of events."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sluice.cluster.http.guard import STREAM_UNTIL
 from sluice.cluster.http.responses import large, responses_here
 from sluice.cluster.watch.feed import Audits, Feed, Owners
 from sluice.cluster.watch.past import past_explanation, past_picture
+from sluice.cluster.watch.story import picture
 from sluice.storage.errors import Invalid, NotFound
 
 _LONGEST = 16
@@ -66,7 +67,7 @@ class WatchHttp:
         data_dir: Path | None = None,
     ) -> None:
         """data_dir: has the recordings from which the past is shown."""
-        self._owners, self._data_dir = owners, data_dir
+        self._ports, self._owners, self._data_dir = ports, owners, data_dir
         self._feed = Feed(ports, owners, audits)
 
     def routes(self) -> list[web.RouteDef]:
@@ -75,6 +76,7 @@ class WatchHttp:
             *page_routes(),
             web.get("/watch/subscriptions", large(self._subscriptions)),
             web.get("/watch/past", large(self._past)),
+            web.get("/watch/cluster", large(self._cluster)),
             web.get("/watch/events", self._events),
         ]
 
@@ -95,6 +97,10 @@ class WatchHttp:
 
     async def _subscriptions(self, request: web.Request) -> web.Response:
         return web.json_response(await self._owners.subscriptions())
+
+    async def _cluster(self, request: web.Request) -> web.Response:
+        """A picture of no subscription: the processes and actors alone."""
+        return web.json_response(picture(self._ports.clock.now(), [], [], await self._owners.status()))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         topic = check_name("topic", request.query.get("topic", ""))

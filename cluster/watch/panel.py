@@ -5,7 +5,8 @@ its token opens nothing here. This server has a token of its own, made for the r
 the page shows comes from the admin interface: questions are handed on to it, with its own token. A controller that is
 killed comes back at another port, which is looked up each time.
 
-    GET    /watch, /watch/events, /watch/past, /watch/subscriptions, .../explain    as the admin interface
+    GET    /watch, /watch/events, /watch/past, /watch/subscriptions     as the admin interface
+    GET    /watch/cluster, .../explain                                  as the admin interface
     GET    /watch/faults                                                what can be broken, and what was
     GET    /watch/faults/events                                         the same, as often as it changes
     POST   /watch/faults  {"kind": K, "target": T}                      break it; 202, and it is done soon
@@ -34,7 +35,7 @@ from sluice.storage.errors import Invalid, NotFound, Unavailable
 
 MAX_BODY = 4 * 1024
 EXPLAIN = "/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}/explain"
-_HANDED_ON = ("/watch/events", "/watch/past", "/watch/subscriptions", EXPLAIN)
+_HANDED_ON = ("/watch/events", "/watch/past", "/watch/subscriptions", "/watch/cluster", EXPLAIN)
 _CONNECT_S = 5.0
 _LOOK_EVERY_S = 0.1
 

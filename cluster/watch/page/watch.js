@@ -53,7 +53,8 @@ async function choose() {
         return option;
       }));
       if (all.length) return;
-      say("there is no subscription yet");
+      showMap(await (await ask("/watch/cluster")).json());
+      say(`topics: ${short(Object.keys(known).length)}, no subscription yet`);
     } catch (error) {
       say(error.message, "bad");
     }

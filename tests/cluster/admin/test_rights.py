@@ -49,6 +49,7 @@ root watcher: GET /admin/v2/brokers/configuration/runtime
 root watcher: GET /metrics
 root watcher: GET /metrics/
 root watcher: GET /watch/subscriptions
+root watcher: GET /watch/cluster
 root: PUT /admin/v2/tenants/{tenant}
 root: POST /admin/v2/tenants/{tenant}
 root: DELETE /admin/v2/tenants/{tenant}

@@ -73,6 +73,7 @@ print([consumer.receive(240_000).data().decode() for _ in range(2)], len(os.list
 def test_the_end_of_a_child_ends_nothing(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exit hook ran in the child, waited for a thread that it does not have, and removed the parent's data."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore::DeprecationWarning")  # Python 3.12 warns of forks beside threads
     assert run(ENDS, way) == (0, "['before', 'after'] 1\n", "")
     assert list(tmp_path.iterdir()) == []
 

@@ -121,6 +121,28 @@ async def test_a_person_sees_owners_draining_hashes_and_events(
 
 
 @needs_browser
+async def test_the_cluster_is_seen_before_a_subscription(
+    served: tuple[Cluster, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page was empty, as if nothing ran."""
+    cluster, url = served
+    known: dict[str, list[str]] = {"orders": [], "trips": []}
+
+    async def subscriptions() -> dict[str, list[str]]:
+        return known
+
+    monkeypatch.setattr(cluster, "subscriptions", subscriptions)
+    async with browser(tmp_path / "profile") as page:
+        await page.open(f"{url}/watch#token=secret")
+        await page.until("document.querySelector('#map').innerText.includes('bookie/b1')")
+        await page.until("document.querySelector('#state').textContent === 'topics: 2, no subscription yet'")
+        await page.picture((Path(SHOTS) if SHOTS else tmp_path) / "watch-without.png")
+        known["trips"].append("billing")
+        await page.until("document.querySelector('#state').textContent === 'live'")
+        assert page.problems == []
+
+
+@needs_browser
 async def test_keys_are_explained_with_keyboard_alone(served: tuple[Cluster, str], tmp_path: Path) -> None:
     _, url = served
     async with browser(tmp_path / "profile") as page:

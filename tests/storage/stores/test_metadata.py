@@ -206,13 +206,13 @@ def test_a_closed_sqlite_store_is_unavailable(tmp_path: Path) -> None:
 
 def test_a_write_lock_held_by_another_process_is_waited_for(tmp_path: Path) -> None:
     store = SqliteMetadata(tmp_path / "m.db")
-    other = sqlite3.connect(tmp_path / "m.db", isolation_level=None, check_same_thread=False)
-    other.execute("BEGIN IMMEDIATE")
-    store.read("a")  # readers do not wait
-    release = threading.Timer(0.2, other.execute, ("ROLLBACK",))
-    release.start()
-    assert store.create("a", 1, b"one")
-    release.join()
+    with contextlib.closing(sqlite3.connect(tmp_path / "m.db", isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        store.read("a")  # readers do not wait
+        release = threading.Timer(0.2, other.execute, ("ROLLBACK",))
+        release.start()
+        assert store.create("a", 1, b"one")
+        release.join()
 
 
 @pytest.mark.parametrize("seed", range(4))
