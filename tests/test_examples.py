@@ -89,7 +89,7 @@ def test_a_nightly_batch_adds_up_the_orders_of_a_day(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("starlette") is None, reason='Ray Serve is not installed: pip install "ray[serve]"')
+@pytest.mark.skipif(find_spec("grpc_reflection") is None, reason='Ray Serve is not installed: pip install "ray[serve]"')
 def test_replicas_of_serve_keep_each_customers_order(tmp_path: Path) -> None:
     lines = run("serving.py", tmp_path)
     assert lines[-2:] == ["scores: 600 of 600, there twice: 0", "customers out of order: 0, replicas that scored: 2"]

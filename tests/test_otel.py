@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -161,6 +163,25 @@ async def test_an_asyncio_program_is_traced(spans: InMemorySpanExporter) -> None
             with trace.get_tracer("test", tracer_provider=None).start_as_current_span("request"):
                 await producer.send(b"x")
     assert [span.name for span in spans.get_finished_spans()] == ["send orders"]
+
+
+SENT = """
+import sys, sluice
+with sluice.connect(embedded=True) as client:
+    client.create_topic("orders")
+    client.create_producer("orders").send(b"x")
+assert not [name for name in sys.modules if name.startswith("opentelemetry")]
+sys.modules["opentelemetry"] = None
+try:
+    import sluice.otel
+except sluice.Invalid as error:
+    print(error)
+"""
+
+
+def test_a_program_that_is_not_traced_imports_nothing_of_it() -> None:
+    done = subprocess.run([sys.executable, "-c", SENT], capture_output=True, text=True, timeout=240, check=False)
+    assert done.stdout == "opentelemetry is not installed: pip install 'sluice[otel]'\n", done.stderr
 
 
 def test_without_a_tracer_a_message_carries_nothing(client: sluice.Client) -> None:

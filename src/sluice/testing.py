@@ -1,6 +1,7 @@
 """Fixtures of pytest: a broker of a test's own, in the process that runs it.
 
 `pytest_plugins = "sluice.testing"` in the `conftest.py` at the root of a project brings them in. Nothing else does.
+What a broker imports is imported with these fixtures, so that no test waits for it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import sluice
+import sluice.cluster.launch.embedded
+
+pa.array(np.zeros(1))  # imports pandas, where that is installed
 
 
 @pytest.fixture
