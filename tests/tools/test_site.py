@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 import typer.main
+import yaml
 from sphinx.util.inventory import InventoryFile
 
 import sluice
@@ -16,10 +18,11 @@ from sluice.actors.messages.settings import SubscriptionSettings, TopicSettings
 from sluice.cli.app import app
 from sluice.cluster.host.metrics import LATENCIES, OPERATIONS, SUBSCRIPTION, TOPIC
 from sluice.cluster.settings.config import SECTIONS, Configuration
+from sluice.storage import errors
 from tools.site.pages import field_meanings
 from tools.site.staging import ROOT, build, stage
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +71,23 @@ def test_every_setting_command_and_series_is_shown(site: Path) -> None:
     assert [one.name for one in (*SUBSCRIPTION, *TOPIC, OPERATIONS, LATENCIES) if one.name not in series] == []
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert [name for name in commands if not (site / f"reference/commands/{name}.html").exists()] == []
+
+
+def test_every_error_and_alarm_says_what_to_do(site: Path) -> None:
+    """The tree has a line for each error but the base and one that handlers raise; the page one for each rule."""
+    tree = inspect.cleandoc(errors.__doc__ or "").partition("\nThe detail")[0]
+    kinds = {name: getattr(sluice, name) for name in sluice.__all__ if inspect.isclass(getattr(sluice, name))}
+    names = [name for name, kind in kinds.items() if issubclass(kind, Exception)]
+    names = [name for name in names if name not in ("SluiceError", "FailedRows")]
+    assert [name for name in names if not re.search(rf"\b{name}\b[^\n]{{12,}}", tree)] == []
+    rules = yaml.safe_load((ROOT / "deploy/prometheus-rules.yml").read_text())
+    alarms = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
+    page = (site / "reference/metrics.html").read_text()
+    assert len(alarms) > 10
+    advice = r"<h3>{}<.*?</h3>\s*<p>(?:Critical|Warning)[^.]*\. +[^ ]"
+    assert [name for name in alarms if not re.search(advice.format(name), page)] == []
+
+
+def test_constructors_of_the_project_itself_are_not_shown(site: Path) -> None:
+    assert "LoopThread" not in (site / "reference/python/Client.html").read_text()
+    assert "maxsize" in (site / "reference/python/KeyedQueue.html").read_text()

@@ -34,6 +34,10 @@ add_module_names = False
 default_role = "code"
 suppress_warnings = ["misc.highlighting_failure"]  # a conversation as text is no Python
 
+toc_object_entries_show_parents = "hide"
+
+MADE_BY_PROGRAMS = {"KeyedQueue", "MessageId", "Result", "SluiceSink", "Workers"}
+"""The classes whose objects a program makes itself. Others come from a method, and their constructors are not shown."""
 _SPAN = re.compile(r"(``?[^`]+``?)")
 
 
@@ -45,10 +49,16 @@ def _as_text(_app: Sphinx, _kind: str, _name: str, _of: object, _options: object
             told.append(line)
             continue
         parts = _SPAN.split(line)
-        told.append(
-            "".join(f"``{part.strip('`')}``" if place % 2 else _plain(part) for place, part in enumerate(parts))
-        )
+        spans = (f"``{part.strip('`')}``" if place % 2 else _linked(_plain(part)) for place, part in enumerate(parts))
+        told.append("".join(spans))
     lines[:] = told
+
+
+def _linked(text: str) -> str:
+    """Return a line in which names of settings and of answers are links."""
+    text = re.sub(r"actors\.messages\.(?:Topic|Subscription)Settings", ":doc:`their page </reference/settings>`", text)
+    text = re.sub(r"actors\.messages\.([A-Z]\w+)", r":doc:`\1 </reference/python/answers>`", text)
+    return re.sub(r"(cluster\.workers\.options\.[A-Z]\w+)", r":class:`~sluice.\1`", text)
 
 
 def _plain(text: str) -> str:
@@ -64,7 +74,15 @@ def _skip(_app: Sphinx, kind: str, name: str, _of: object, skip: bool, options: 
     return True if kind == "class" and name in inner else None
 
 
+def _signature(_app: Sphinx, kind: str, name: str, *_: object) -> tuple[str, None] | None:
+    """Leave out how the project itself makes objects that a program gets from a method."""
+    module, _dot, public = name.rpartition(".")
+    inner = kind == "class" and module == "sluice" and public not in MADE_BY_PROGRAMS
+    return ("", None) if inner else None
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", _as_text)
     app.connect("autodoc-skip-member", _skip)
+    app.connect("autodoc-process-signature", _signature)

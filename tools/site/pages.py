@@ -17,6 +17,7 @@ from sphinx.pycode import ModuleAnalyzer
 from typer.cli import get_docs_for_click
 
 import sluice
+from sluice.actors import messages
 from sluice.actors.bookie import settings as bookie
 from sluice.actors.messages import settings
 from sluice.cli.app import app
@@ -24,6 +25,7 @@ from sluice.cluster.base.extras import EXTRAS
 from sluice.cluster.client import typed_settings
 from sluice.cluster.host import metrics
 from sluice.cluster.settings.config import SECTIONS, Configuration
+from sluice.cluster.workers.options import WorkersOptions
 from sluice.storage import errors
 
 
@@ -72,6 +74,8 @@ FORMATS = (
 
 COLLECTIONS = (typed_settings.TopicOptions, typed_settings.ProducerSettings, typed_settings.ConsumerSettings)
 """Keywords that public methods take together, as one class."""
+ANSWERS = (messages.OffloadStatus, messages.CompactionStatus, messages.EraseStatus)
+"""Classes whose fields are the keys of what a method returns."""
 
 
 def made_pages(root: Path) -> dict[str, str]:
@@ -98,11 +102,17 @@ def python_pages() -> Iterator[tuple[str, str]]:
             continue
         yield f"reference/python/{name}.md", f"# {name}\n\n{_auto(name, inspect.isclass(of))}"
         rows.append((f"[`{name}`]({name}.md)", _first_line(inspect.getdoc(of))))
-    keywords = "\n".join(_auto(f"{one.__module__}.{one.__name__}", True) for one in COLLECTIONS)
+    keywords = "\n".join(_auto(f"{one.__module__}.{one.__name__}", True) for one in (*COLLECTIONS, WorkersOptions))
+    answers = "\n".join(f"## {one.__name__}\n\n{inspect.getdoc(one)}\n\n{_keys(one)}" for one in ANSWERS)
     yield (
         "reference/python/keywords.md",
         f"# Keywords of methods\n\nMethods with many keywords name these classes.\n\n{keywords}",
     )
+    yield (
+        "reference/python/answers.md",
+        f"# Keys of answers\n\nMethods that return a dictionary for each partition use these names.\n\n{answers}",
+    )
+    rows.append(("[answers](answers.md)", "Keys of what `offload_status` and its like return."))
     rows.append(("[keywords](keywords.md)", "Keywords that `create_topic`, `create_producer` and `subscribe` take."))
     names = [row[0].partition("](")[2].removesuffix(".md)") for row in rows]
     head = "# Python\n\nEvery name of `import sluice`; [errors](../errors.md) have a page of their own.\n\n"
@@ -116,6 +126,14 @@ def _auto(name: str, is_class: bool) -> str:
     options = "\n:members:\n:undoc-members:\n:inherited-members: object,dict,tuple" if is_class else ""
     kind = "autoclass" if is_class else "autofunction"
     return f"```{{eval-rst}}\n.. {kind}:: {name}" + options.replace("\n", "\n   ") + "\n```\n"
+
+
+def _keys(of: type[msgspec.Struct]) -> str:
+    """Return the table of a class's fields."""
+    return _table(
+        ("key", "type"),
+        [(f"`{one.name}`", str(getattr(one.type, "__name__", one.type))) for one in msgspec.structs.fields(of)],
+    )
 
 
 def _is_error(of: object) -> bool:
