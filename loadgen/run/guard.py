@@ -127,8 +127,14 @@ def exported_incident(data_dir: Path, report: Report, subscription: str, folder:
 def local_cluster(folder: Path, options: FloodOptions) -> Iterator[str]:
     """The address of a cluster of the run's own, for the length of a `with` block."""
     from sluice.cluster.launch import launch
+    from sluice.cluster.settings.config import load
 
-    more = {"objects": options.objects or "", "s3_endpoint_url": options.s3_endpoint_url}
+    recorder_bytes = load().values.recorder_bytes
+    more = {
+        "objects": options.objects or "",
+        "s3_endpoint_url": options.s3_endpoint_url,
+        "recorder_bytes": recorder_bytes,
+    }
     port = pulsar_client.free_port() if options.client == PULSAR else -1
     with launch.local(folder / "broker", bookies=options.bookies, pulsar_port=port, **more) as running:
         yield running.address
