@@ -17,7 +17,6 @@ imported inside the commands that need them. A test keeps it so.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -38,8 +37,6 @@ def main() -> None:
     from sluice.cluster.base.arrow import without_pandas
 
     prepare_streams()
-    if logging.lastResort is not None:  # a library says nothing unless it is asked, and a command says its warnings
-        logging.getLogger("sluice").addHandler(logging.lastResort)
     without_pandas()
     if early:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -150,7 +150,7 @@ def test_another_python_has_an_environment_of_its_own(checkout: Checkout) -> Non
 
 @pytest.mark.parametrize("with_uv", [True, False], ids=["uv", "no uv"])
 def test_a_python_of_pyenv_is_found_by_its_version(checkout: Checkout, tools: Path, with_uv: bool) -> None:
-    """Its own `python3.13` in the PATH starts nothing while another version is chosen."""
+    """The `python3.13` of pyenv in the PATH starts nothing while another version is chosen."""
     (tools / "python3.13").write_text("#!/bin/sh\nexit 127\n")
     there = tools.parent / ".pyenv" / "versions" / "3.13.0" / "bin" / "python"
     there.parent.mkdir(parents=True)

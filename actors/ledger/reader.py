@@ -75,7 +75,7 @@ class LedgerReader:
 
     @property
     def history(self) -> HistoryReader:
-        """What reads ledgers in the object store. Raises Unavailable where there is none."""
+        """The reader of ledgers in the object store. Raises Unavailable where there is none."""
         if self._history is None:
             if self._make_history is None:
                 raise Unavailable("ledgers in the object store are not read here")

@@ -63,7 +63,7 @@ class WaveProducer(Protocol):
         """Wait for the next wave if anything is queued."""
 
     def publish(self, gathered: list[Outgoing], over: Callable[[], None]) -> None:
-        """Publish these as a run of their own, once. over: called when that has its outcome."""
+        """Publish these as a run of their own, once. over: called at the end of the attempt."""
 
     def confirm(self, gathered: list[Outgoing], ledger: int, first_entry: int) -> None:
         """Report that these are stored from this entry on. ledger 0: the place is forgotten."""

@@ -86,6 +86,7 @@ class FlightRecorder:
                 self._left.append(chunk)
             if self._recordings.get(recording.of) is recording:
                 del self._recordings[recording.of]
+            self._wake(hurry=True)  # its process may end with it
 
     def _wake(self, hurry: bool) -> None:
         if hurry:

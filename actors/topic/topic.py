@@ -8,7 +8,8 @@ epoch) it answers everything with Fenced.
 Publishing goes in steps. Each run is checked whole, because a run that nobody can decode would stop every consumer that
 gets it; this copies nothing and makes no row an object. A large run is shared once. The wait for room comes before the
 decision about the sequences, and between that decision and the place in the log there is no await. So the order of
-places is the order of sequences, however calls overtake one another.
+places is the order of sequences, however calls overtake one another. A run for which nothing has to be waited for gets
+its place in the turn in which it comes, without a task.
 """
 
 from __future__ import annotations

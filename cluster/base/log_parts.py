@@ -1,7 +1,7 @@
 """The loggers of the parts, `sluice.client` for one, and the events that a part logs as warnings.
 
-All other events of actors are logged at INFO, and each only by whoever it happens to: a program that handles warnings
-reads a lost lease once, though the broker knows of it as well.
+All other events of actors are logged at INFO, and each by one part alone: a program that handles warnings reads a
+lost lease once, though the broker knows of it as well.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from sluice.cluster.base.log_filter import FewOfEachKind
 from sluice.cluster.base.log_parts import WARNINGS, logger_of
 
 logger = logging.getLogger("sluice")
-logger.addHandler(logging.NullHandler())
 MOST_TROUBLES = 4
 TROUBLE_MS = 30_000
 BACKGROUND_NICE = 10
@@ -200,9 +199,7 @@ def real_ports(
 
 def log_to_stderr(level: str) -> None:
     """Send Sluice's own log to stderr, which Ray puts into a worker's log file. level: debug, info, warning, error."""
-    if all(isinstance(one, logging.NullHandler) or one is logging.lastResort for one in logger.handlers):
-        if logging.lastResort is not None:
-            logger.removeHandler(logging.lastResort)
+    if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         handler.addFilter(FewOfEachKind())

@@ -1,4 +1,4 @@
-"""Where a tracer of messages hooks in. None: nothing is traced, and a message costs one look at this."""
+"""The hook of a tracer of messages. None: nothing is traced, and a message costs one look at this."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class Report:
         return [*rows, *(act.to_dict(self.start_us) | {"at_rest": self.at_rest} for act in self.acts[-1:])]
 
     def waits_shown(self) -> list[dict[str, Any]]:
-        """Where the time of messages went, a row an act and a fault (loadgen.report.waits)."""
+        """Return the waits of messages by reason, a row for each act and fault (loadgen.report.waits)."""
         return waits_shown(self.waits, self.acts, self.faults, self.start_us)
 
     def drains_shown(self) -> dict[str, dict[str, int]]:

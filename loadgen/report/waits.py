@@ -1,4 +1,4 @@
-"""Where the time of a flood's messages went: waits until the first delivery by reason, for each act and fault."""
+"""The waits of a flood's messages until their first delivery, by reason, for each act and fault."""
 
 from __future__ import annotations
 

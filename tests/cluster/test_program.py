@@ -17,7 +17,6 @@ import pytest
 import ray.cloudpickle
 
 import sluice
-from sluice.actors.producer.producer import PartitionProducer
 from sluice.cluster.client.client import Client
 from sluice.cluster.client.message import MessageId
 from sluice.cluster.client.receiver_queue import NothingArrived
@@ -103,9 +102,8 @@ def test_wait_for_a_lost_broker_ends_with_the_close(tmp_path: Path, monkeypatch:
     """Closing the client ended the question, and a thread that waited for its answer waited for ever."""
     asked, answered, told = threading.Event(), threading.Event(), list[Any]()
 
-    async def ask(*_: object) -> None:
+    def ask(*_: object) -> None:
         asked.set()
-        await asyncio.Event().wait()
 
     def wait() -> None:
         try:
@@ -120,7 +118,7 @@ def test_wait_for_a_lost_broker_ends_with_the_close(tmp_path: Path, monkeypatch:
     with sluice.connect(embedded=True, data_dir=tmp_path / "data") as client:
         client.create_topic("orders", 1)
         producer = client.create_producer("orders")
-        monkeypatch.setattr(PartitionProducer, "_ask", ask)
+        monkeypatch.setattr("sluice.actors.producer.producer.ask", ask)
         sent = producer.send_async(b"x", heard)
         assert asked.wait(PATIENCE_S)
         threading.Thread(target=wait, daemon=True).start()

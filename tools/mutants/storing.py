@@ -303,8 +303,8 @@ STORING: list[Mutant] = [
     Mutant(
         name="a joint run is stored whatever of it is stored already",
         module="sluice.actors.topic.topic",
-        old="if not isinstance(self._producers.judge(producer, first, count, follows), StoreNow):",
-        new="if False:",
+        old='StoreNow):\n                raise Conflict(f"messages of',
+        new='object):\n                raise Conflict(f"messages of',
         world="ledger",
         test="tests/actors/topic/test_publish.py::test_joint_run_with_a_stored_part_is_refused_whole",
     ),

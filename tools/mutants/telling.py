@@ -51,8 +51,8 @@ TELLING: list[Mutant] = [
     Mutant(
         name="a seek forgets how many messages a gate held back",
         module="sluice.actors.key_shared.state.assignments",
-        old="self.dispatched, self.held_back = before.dispatched, before.held_back",
-        new="self.dispatched = before.dispatched",
+        old="self.dispatched, self.held_back, self.waits = before.dispatched, before.held_back, before.waits",
+        new="self.dispatched, self.waits = before.dispatched, before.waits",
         world="seeks",
         test=f"{_DRAINS}::test_a_reset_forgets_nothing_of_what_was",
     ),

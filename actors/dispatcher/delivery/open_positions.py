@@ -3,7 +3,7 @@
 A message that was read and is not done lies in the window, among the parked messages or in the delayed index. If a
 defect took it out of all of them, it would wait for ever, and the mark-delete position with it. Once a minute, at the
 end of the log, the watch looks at a piece of what is open, in columns. A message between two tables is in none for a
-moment; so it counts as lost when two looks, one after the other, find it nowhere. An owner reads a message again once.
+moment; so it counts as lost when two looks in a row find it nowhere. An owner reads a message again once.
 """
 
 from __future__ import annotations

@@ -116,6 +116,6 @@ class Statistics:
 
 
 def _dead_letter_topic(of: PartitionSubscription, settings: SubscriptionSettings) -> str:
-    """Where its dead letters go; empty if none leave it."""
+    """Return the dead letter topic of a subscription; empty if no message leaves it."""
     moves = settings.max_redeliver_count and settings.dead_letter_policy == "skip"
     return dead_letter_topic(of.topic, of.subscription, settings) if moves else ""

@@ -51,7 +51,7 @@ _STEPS, _GATES = np.array(STEPS_MS), 1_000
 
 
 class ReadGates:
-    """The gates that kept messages from being read, one after the other. since: ms, nothing counts before it."""
+    """The gates that kept messages from being read, in order of time. since: ms, nothing counts before it."""
 
     def __init__(self, since: int = 0) -> None:
         self.since = since
@@ -64,7 +64,7 @@ class ReadGates:
         self.since = self.since or now
 
     def read_at(self, now: int) -> None:
-        """What came is read at `now` (ms), past the gate that was there until then."""
+        """Note that messages are read at `now` (ms), past the gate that was there until then."""
         self.own_since(now)
         if self._past and self._past[-1][1] == self._now:
             self._past[-1] = now, self._now
@@ -100,7 +100,7 @@ class WaitTimes:
         self._came: list[tuple[int, int]] = []
 
     def came(self, count: int, appended: int) -> None:
-        """So many messages were read, which the topic confirmed then (ms, 0 if that is unknown)."""
+        """Note messages that were read. appended: when the topic confirmed them, ms, 0 if that is unknown."""
         self._came.append((count, appended))
 
     def read(self, now: int) -> None:
@@ -114,7 +114,7 @@ class WaitTimes:
         self._came.clear()
 
     def end(self, reasons: npt.NDArray[np.uint8], waited: npt.NDArray[np.int64]) -> None:
-        """So long (ms) messages waited for a reason (index in REASONS) that is over, one value a message."""
+        """Count waits that are over: a reason (index in REASONS) and a time (ms) for each message, shape (n,)."""
         if len(reasons):
             steps = reasons.astype(np.intp) * self.counts.shape[1] + np.searchsorted(_STEPS, waited)
             self.counts += np.bincount(steps, minlength=self.counts.size).reshape(self.counts.shape)
@@ -133,8 +133,8 @@ class WaitTimes:
 
 
 class DispatchCounters:
-    """What is counted over all passes. passes: how many there were. dispatched: how many messages were sent.
-    held_back: how many a gate of the policy refused. waits: how long they waited.
+    """Counters over all passes. passes: their number. dispatched: messages that were sent. held_back: messages that a
+    gate of the policy refused. waits: times until the first delivery.
     """
 
     def __init__(self) -> None:

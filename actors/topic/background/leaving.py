@@ -87,7 +87,7 @@ def statuses(log: ManagedLedger) -> dict[str, Reply]:
 
 
 def offload_status(record: PartitionRecord) -> OffloadStatus:
-    """Where the ledgers of a partition lie."""
+    """Count the ledgers of a partition by the store that has them."""
     stored = [ledger for ledger in record.ledgers if ledger.offloaded is not None]
     left = [ledger for ledger in record.ledgers if ledger.offloaded is None]
     return OffloadStatus(

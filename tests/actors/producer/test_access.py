@@ -1,4 +1,4 @@
-"""Producers without a home have a partition to themselves for as long as they are heard, whoever owns it."""
+"""Producers without a home have a partition to themselves for as long as they are heard, over changes of its owner."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,8 +105,10 @@ def test_an_actor_logs_with_the_name_of_its_part(actor: str, part: str) -> None:
     assert logger_of(actor).name == f"sluice.{part}"
 
 
-def test_a_program_that_handles_no_log_sees_none(client: Client) -> None:
-    assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("sluice").handlers)
+def test_a_program_without_a_log_sees_warnings_on_stderr() -> None:
+    program = "import sluice, logging; sluice.connect; logging.getLogger('sluice.pool').warning('the handler failed')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == "the handler failed\n"
 
 
 def test_the_page_names_every_logger_and_every_warning() -> None:

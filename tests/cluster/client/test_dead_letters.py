@@ -45,7 +45,7 @@ def moved(client: Client) -> Client:
 
 
 def backlog(client: Client) -> list[str]:
-    """What the subscription gets next; it is acknowledged."""
+    """Receive and acknowledge the backlog of the subscription."""
     count = client.stats("orders", "billing")[0]["msgBacklog"]
     with client.subscribe("orders", "billing") as consumer:
         got = []

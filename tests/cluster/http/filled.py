@@ -163,7 +163,7 @@ def shapes() -> dict[str, bool]:
 
 
 def addresses(shape: str) -> Iterator[str]:
-    """What a shape of a path can be asked for here."""
+    """Return the paths of a shape that exist here."""
     names = _PARAMETER.findall(shape)
     for chosen in itertools.product(*(VALUES[name] for name in names)):
         path = shape

@@ -24,14 +24,14 @@ def dispatcher_of(broker: Broker) -> Dispatcher:
 
 
 def open_in(dispatcher: Dispatcher) -> Positions:
-    """What is not done, of one ledger."""
+    """Return the open positions of one ledger."""
     return dispatcher.parts.context.cursor.open_from(EARLIEST, dispatcher.parts.reader.end, 1_000)
 
 
 @pytest.mark.parametrize("delay_key_policy", ["pass", "block_key"])
 @pytest.mark.parametrize("tracker", ["bucket", "memory"])
 def test_a_delayed_message_that_no_table_knows_comes(tracker: str, delay_key_policy: str) -> None:
-    """The index forgets three of six messages, of which one is due later than the watch needs."""
+    """The index forgets three of six messages. One of them is due later than the watch needs."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")

@@ -146,7 +146,7 @@ def test_holder_without_a_home_is_heard_until_it_is_silent() -> None:
 
 
 def test_a_holder_that_left_does_not_come_back() -> None:
-    """What it had asked before may arrive behind its farewell."""
+    """Earlier requests of the holder may arrive behind its farewell."""
     access = Access()
     let_in(access, wants("own", EXCLUSIVE, home=""))
     assert access.leave("own-1")
