@@ -204,14 +204,12 @@ class PartitionProducer:
         if self._is_large(gathered):
             self._ports.spawn(self._publish_large(gathered, over), f"publish-{self._config.partition}")
             return
-        batch = joined([outgoing.batch for outgoing in gathered])
         try:
-            run = make_run(batch, self._config.compression)
+            request, run, batch = self._encoded(gathered)
         except SluiceError:  # its own attempt says so to whom it concerns
             self.publish_alone(gathered)
             over()
             return
-        request = self._request(gathered, batch, run, Blob(run.payload, decoded=batch))
 
         def answered(outcome: Outcome) -> None:
             self._settle(gathered, run, outcome, batch)
@@ -290,13 +288,17 @@ class PartitionProducer:
 
     async def _prepare(self, gathered: list[Outgoing]) -> tuple[Publish, Run, StoredBatch]:
         """Make the request that publishes these batches as one run."""
+        if not self._is_large(gathered):
+            return self._encoded(gathered)
         batch = joined([outgoing.batch for outgoing in gathered])
-        if self._is_large(gathered):
-            run, payload = await self._shared(batch)
-        else:
-            run = make_run(batch, self._config.compression)
-            payload = Blob(run.payload)
+        run, payload = await self._shared(batch)
         return self._request(gathered, batch, run, payload), run, batch
+
+    def _encoded(self, gathered: list[Outgoing]) -> tuple[Publish, Run, StoredBatch]:
+        """The same for a run that travels in its request."""
+        batch = joined([outgoing.batch for outgoing in gathered])
+        run = make_run(batch, self._config.compression)
+        return self._request(gathered, batch, run, Blob(run.payload, decoded=batch)), run, batch
 
     def _request(self, gathered: list[Outgoing], batch: StoredBatch, run: Run, payload: Blob) -> Publish:
         last = gathered[-1]
