@@ -71,7 +71,14 @@ async def both(client: AsyncClient, **settings: Any) -> AsyncIterator[tuple[Asyn
         yield producer, consumer
 
 
+def sluice_threads() -> set[threading.Thread]:
+    """Return the threads of Sluice in this process, those of other tests' shared clients among them."""
+    return {one for one in threading.enumerate() if one.name.startswith("sluice")}
+
+
 def test_messages_pass_in_the_callers_own_loop(tmp_path: Path) -> None:
+    before = sluice_threads()
+
     async def play(client: AsyncClient) -> None:
         async with both(client) as (producer, consumer):
             sent = await asyncio.gather(*(producer.send(str(n), partition_key=f"k{n % 5}") for n in range(COUNT)))
@@ -85,7 +92,7 @@ def test_messages_pass_in_the_callers_own_loop(tmp_path: Path) -> None:
             assert seen == {f"k{key}": list(range(key, COUNT, 5)) for key in range(5)}
             await consumer.wait_acknowledged(PATIENCE_MS)
             assert sum(row["msgBacklog"] for row in await client.stats("orders", "s")) == 0
-            assert not [one.name for one in threading.enumerate() if one.name.startswith("sluice")]
+            assert sluice_threads() == before
 
     played(play, tmp_path)
 
@@ -321,6 +328,7 @@ def test_another_loop_is_refused(tmp_path: Path) -> None:
 
 def test_a_cluster_elsewhere_is_reached_without_a_thread(tmp_path: Path) -> None:
     settings = values(tmp_path / "data")
+    before = sluice_threads()
     standalone.up(settings)
     try:
 
@@ -330,7 +338,7 @@ def test_a_cluster_elsewhere_is_reached_without_a_thread(tmp_path: Path) -> None
                 async with both(client) as (producer, consumer):
                     sent = await producer.send(b"1", partition_key="k")
                     assert (await consumer.receive(PATIENCE_MS)).message_id() == sent
-                    assert not [one.name for one in threading.enumerate() if one.name.startswith("sluice")]
+                    assert sluice_threads() == before
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
         asyncio.run(run())
