@@ -91,7 +91,7 @@ class PartitionProducer:
     ) -> None:
         self._ports, self._directory = ports, directory
         waves = waves or Waves(ports)
-        self._turns, self._waves = waves.turns, waves.to(config.topic, config.partition)
+        self._rounds, self._waves = waves.rounds, waves.to(config.topic, config.partition)
         self._config, self.on_published = config, on_published
         self.name = config.name
         self.alone = config.compression is not None
@@ -245,7 +245,7 @@ class PartitionProducer:
         self._ports.spawn(self._publish_alone(gathered, outcome), f"publish-{self._config.partition}")
 
     async def _publish_alone(self, gathered: list[Outgoing], outcome: Outcome | None) -> None:
-        turn = await self._turns.begin()
+        turn = await self._rounds.wait()
         try:
             await self._publish_group(gathered, outcome)
         finally:

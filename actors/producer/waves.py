@@ -1,8 +1,8 @@
 """Publishes to a partition in waves: what the producers of a process have waiting for it goes as one run.
 
 One wave is under way for each partition. Batches that are sent meanwhile gather and go with the next one, so no message
-waits for a timer, and a message that is alone goes at once. A batch that is large anyway goes by itself, beside the
-waves.
+waits for a timer, and a message that is alone goes at once. The waves of all partitions begin together, in rounds. A
+batch that is large anyway goes by itself, beside the waves.
 
 A wave is tried once. If it is refused, or its outcome is unknown, each producer publishes its part by itself until the
 part is stored or refused (actors.producer.producer), and joins no wave meanwhile. So a part keeps its place before
@@ -37,6 +37,7 @@ JOINT_BYTES = 64 * 1024
 WAVE_BYTES = 1024 * 1024
 """The most bytes of one wave."""
 MOST_APPENDS = 100
+ROUND_MS = 20
 PATIENCE_MS = 3_000
 
 
@@ -91,14 +92,14 @@ class Waves:
     """The waves of a client or a gateway, to all partitions."""
 
     def __init__(self, ports: Ports) -> None:
-        self._ports, self.turns = ports, AppendTurns(ports)
+        self._ports, self.rounds = ports, Rounds(ports)
         self._partitions: WeakValueDictionary[tuple[str, int], PartitionWaves] = WeakValueDictionary()
 
     def to(self, topic: str, partition: int) -> PartitionWaves:
         """The waves to a partition; one object for all its producers."""
         waves = self._partitions.get((topic, partition))
         if waves is None:
-            waves = self._partitions[topic, partition] = PartitionWaves(self._ports, self.turns, f"wave-{partition}")
+            waves = self._partitions[topic, partition] = PartitionWaves(self._ports, self.rounds)
         return waves
 
 
@@ -108,10 +109,10 @@ class PartitionWaves:
     Invariant: a producer waits here or has a batch under way, never both, so its batches are published in order.
     """
 
-    __slots__ = ("__weakref__", "_name", "_ports", "_turns", "_under_way", "_waiting")
+    __slots__ = ("__weakref__", "_ports", "_rounds", "_under_way", "_waiting")
 
-    def __init__(self, ports: Ports, turns: AppendTurns, name: str) -> None:
-        self._ports, self._turns, self._name = ports, turns, name
+    def __init__(self, ports: Ports, rounds: Rounds) -> None:
+        self._ports, self._rounds = ports, rounds
         self._waiting: list[WaveProducer] = []
         self._under_way = False
 
@@ -119,24 +120,17 @@ class PartitionWaves:
         """Publish what this producer has waiting with the next wave."""
         self._waiting.append(producer)
         if not self._under_way:
-            # Not in this turn: what else is sent in it goes together with this.
-            self._under_way = True
-            self._ports.spawn(self._begin(), self._name)
-
-    async def _begin(self) -> None:
-        self._publish_next(await self._turns.begin())
+            self._go_on()
 
     def _go_on(self) -> None:
         """Publish the next wave, if anything waits for it."""
         self._under_way = bool(self._waiting)
         if self._waiting:
-            turn = self._turns.begin_now()
-            if turn is None:
-                self._ports.spawn(self._begin(), self._name)
-            else:
-                self._publish_next(turn)
+            heads = [producer.head for producer in self._waiting]
+            large = any(head is not None and head.bytes > JOINT_BYTES for head in heads)
+            self._rounds.join(self._publish_next, large=large)
 
-    def _publish_next(self, turn: AppendTurn) -> None:
+    def _publish_next(self, turn: Round) -> None:
         while not (parts := self._next()) and self._waiting:
             pass
         over = partial(self._over, turn)
@@ -147,9 +141,9 @@ class PartitionWaves:
         else:
             over()
 
-    def _over(self, turn: AppendTurn) -> None:
-        turn.end()
+    def _over(self, turn: Round) -> None:
         self._go_on()
+        turn.end()
 
     def _next(self) -> list[_Part]:
         """Take the parts of the next wave; the producers whose batches do not fit stay for the one after it."""
@@ -213,60 +207,107 @@ class PartitionWaves:
         ask(self._ports, parts[0].producer.address, request, PUBLISH_TIMEOUT, answered)
 
 
-class AppendTurns:
-    """A limit on the appends of a client or a gateway that are under way at once.
+class Rounds:
+    """The appends of a client or a gateway, which begin in rounds.
 
-    A client that sends to a thousand partitions begins as many appends, and each makes every turn of the event loop
-    longer until it is done. A heartbeat takes a dozen of these turns, and an append more: where each takes a second,
-    sessions and appends are given up although nothing is wrong with them. So MOST_APPENDS are under way, and the others
-    wait in the order in which they came.
+    The appends that wait when a round begins go together, whichever partitions they are of. So bookies sync them
+    together, their receipts are written together, and the messages that callers send then are read together. The next
+    round begins when all appends of the one before have ended, and at the latest ROUND_MS after it began: owners and
+    bookies that are away hold up no other partition for longer. A large append is in no round, because it gains
+    nothing by that.
 
-    An append whose bookies or owner are away may take for ever. After PATIENCE_MS it does not count any more, so that
-    it keeps no other partition waiting for longer.
+    MOST_APPENDS are under way at once, and the others wait in the order in which they came. A client that sends to a
+    thousand partitions would begin as many appends, and each makes every turn of the event loop longer until it is
+    done. A heartbeat takes a dozen of these turns, and an append more: where each takes a second, sessions and appends
+    are given up although nothing is wrong with them. An append whose bookies or owner are away may take for ever; after
+    PATIENCE_MS it does not count any more.
     """
 
     def __init__(self, ports: Ports, most: int = MOST_APPENDS) -> None:
         self._ports, self._free = ports, most
-        self._waiters: deque[SharedFuture[None]] = deque()
+        self._small: deque[Callable[[Round], None]] = deque()
+        self._large: deque[Callable[[Round], None]] = deque()
+        self._newest: Round | None = None
+        """The round before the next one, until it has ended or is late."""
+        self._beginning = False
 
-    async def begin(self) -> AppendTurn:
-        """Wait until it is its turn. The caller ends it."""
-        if (turn := self.begin_now()) is not None:
-            return turn
-        waiter: SharedFuture[None] = SharedFuture()
-        self._waiters.append(waiter)
-        await waiter
-        return AppendTurn(self._ports, self._let_next)
+    def join(self, begin: Callable[[Round], None], *, large: bool = False) -> None:
+        """Begin an append with the next round; the caller ends it there. Never at once: what else is sent in this turn
+        of the event loop goes together with it.
+        """
+        (self._large if large else self._small).append(begin)
+        self._begin_soon()
 
-    def begin_now(self) -> AppendTurn | None:
-        """Begin if that needs no wait. The caller ends it."""
-        if not self._free:
-            return None
-        self._free -= 1
-        return AppendTurn(self._ports, self._let_next)
+    async def wait(self) -> Round:
+        """Wait for a place beside the rounds. The caller ends it."""
+        begun: SharedFuture[Round] = SharedFuture()
+        self.join(begun.set_result, large=True)
+        return await begun
 
-    def _let_next(self) -> None:
-        if self._waiters:
-            self._waiters.popleft().set_result(None)
-        else:
-            self._free += 1
+    def _begin_soon(self) -> None:
+        ready = self._large or (self._small and self._newest is None)
+        if ready and self._free and not self._beginning:
+            self._beginning = True
+            self._ports.spawn(self._begin(), "round")
+
+    async def _begin(self) -> None:
+        self._beginning = False
+        if self._large:
+            self._make(self._large).begin()
+        if self._small and self._free and self._newest is None:
+            self._newest = self._make(self._small)
+            self._newest.begin()
+
+    def _make(self, waiting: deque[Callable[[Round], None]]) -> Round:
+        appends = [waiting.popleft() for _ in range(min(len(waiting), self._free))]
+        self._free -= len(appends)
+        return Round(self._ports, appends, self._let_next)
+
+    def _let_next(self, over: Round | None, free: int) -> None:
+        """Let others begin. over: a round that keeps no other waiting any more. free: so many appends do not count any
+        more.
+        """
+        self._free += free
+        if over is self._newest:
+            self._newest = None
+        self._begin_soon()
 
 
-class AppendTurn:
-    """An append that is under way, or its repetition. let_next: called once, when it does not count any more."""
+class Round:
+    """Appends that begin together. let_next: called with the round when it keeps no other waiting, and with how many of
+    its appends do not count any more.
+    """
 
-    __slots__ = ("_counts", "_let_next", "_timer")
+    __slots__ = ("_appends", "_counts", "_left", "_let_next", "_ports", "_timer")
 
-    def __init__(self, ports: Ports, let_next: Callable[[], None]) -> None:
-        self._let_next, self._counts = let_next, True
-        self._timer: Timer = ports.process.of(SharedTimers).timer(ports.clock, PATIENCE_MS, self._let_others)
+    def __init__(
+        self,
+        ports: Ports,
+        appends: list[Callable[[Round], None]],
+        let_next: Callable[[Round | None, int], None],
+    ) -> None:
+        self._ports, self._let_next = ports, let_next
+        self._appends, self._left, self._counts = appends, len(appends), True
+        self._timer: Timer = ports.clock.timer(ROUND_MS, self._late)
+
+    def begin(self) -> None:
+        """Begin the appends."""
+        appends, self._appends = self._appends, []
+        for begin in appends:
+            begin(self)
 
     def end(self) -> None:
-        """End the turn of an append that has succeeded or failed, and let others begin."""
-        self._timer.cancel()
-        self._let_others()
+        """End one of the appends, or the last repetition of it."""
+        self._left -= 1
+        if not self._left:
+            self._timer.cancel()
+        self._let_next(None if self._left else self, int(self._counts))
 
-    def _let_others(self) -> None:
-        if self._counts:
-            self._counts = False
-            self._let_next()
+    def _late(self) -> None:
+        shared = self._ports.process.of(SharedTimers)
+        self._timer = shared.timer(self._ports.clock, PATIENCE_MS - ROUND_MS, self._lose_patience)
+        self._let_next(self, 0)
+
+    def _lose_patience(self) -> None:
+        self._counts = False
+        self._let_next(None, self._left)

@@ -13,7 +13,7 @@ from sluice.actors.messages import Located, LocateTopic, Publish, Published, Pub
 from sluice.actors.ports import Ports
 from sluice.actors.producer.batches import Outgoing
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
-from sluice.actors.producer.waves import MOST_APPENDS, PATIENCE_MS, AppendTurn, AppendTurns, Waves
+from sluice.actors.producer.waves import MOST_APPENDS, PATIENCE_MS, ROUND_MS, Round, Rounds, Waves
 from sluice.actors.runtime.shared_timers import TICK_MS
 from sluice.storage.errors import Conflict, Fenced, Invalid, SluiceError, Unavailable
 from sluice.storage.format.frame import MAX_SEGMENTS
@@ -82,24 +82,59 @@ def test_so_many_partitions_are_appended_to_at_once() -> None:
 def test_an_append_that_is_stuck_counts_for_a_while() -> None:
     async def run(world: World) -> None:
         ports = world.client("client")
-        turns, begun = AppendTurns(ports, most=2), list[AppendTurn]()
+        rounds, begun = Rounds(ports, most=2), list[Round]()
 
         async def begin() -> None:
-            begun.append(await turns.begin())
+            begun.append(await rounds.wait())
 
         for _ in range(6):
             ports.spawn(begin(), "append")
         await ports.clock.sleep(PATIENCE_MS - TICK_MS - 1)
         assert len(begun) == 2
         begun[0].end()
-        begun[0].end()
-        await ports.clock.sleep(0)
+        await ports.clock.sleep(1)
         assert len(begun) == 3
         await ports.clock.sleep(TICK_MS + 2)
         assert len(begun) == 4, "the second has lost patience; the first has ended already"
         begun[1].end()
         await ports.clock.sleep(1)
         assert len(begun) == 4, "it did not count any more"
+
+    World(1).play(run)
+
+
+def test_appends_begin_in_rounds() -> None:
+    async def run(world: World) -> None:
+        ports = world.client("client")
+        rounds, begun = Rounds(ports), dict[str, Round]()
+        for name in ("a", "b"):
+            rounds.join(partial(begun.__setitem__, name))
+        await ports.clock.sleep(1)
+        assert list(begun) == ["a", "b"]
+        for name in ("c", "d"):
+            rounds.join(partial(begun.__setitem__, name))
+        begun["a"].end()
+        await ports.clock.sleep(1)
+        assert list(begun) == ["a", "b"], "b has not ended"
+        rounds.join(partial(begun.__setitem__, "large"), large=True)
+        await ports.clock.sleep(1)
+        assert list(begun) == ["a", "b", "large"]
+        begun["b"].end()
+        await ports.clock.sleep(1)
+        assert list(begun) == ["a", "b", "large", "c", "d"]
+        rounds.join(partial(begun.__setitem__, "e"))
+        await ports.clock.sleep(ROUND_MS - 2)
+        assert "e" not in begun
+        await ports.clock.sleep(2)
+        assert "e" in begun, "the round of c and d is late"
+        for name in ("c", "d"):
+            begun[name].end()
+        rounds.join(partial(begun.__setitem__, "f"))
+        await ports.clock.sleep(1)
+        assert "f" not in begun, "the round of e is younger"
+        begun["e"].end()
+        await ports.clock.sleep(1)
+        assert "f" in begun
 
     World(1).play(run)
 
