@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,9 @@ from sluice.storage.format.journal import Envelope, Kind
 from sluice.storage.format.position import MAX_ENTRY, MAX_LEDGER
 
 MAX_EPOCH = (1 << 62) - 1
+
+_decode_head = lru_cache(16)(decode_head)
+"""Of the bookies of one process several are sent the same head, one right after the other."""
 
 
 class Bookie(Actor):
@@ -365,7 +368,7 @@ def _check_ledger(ledger: int, epoch: int = 0) -> None:
 
 
 def _check_add(request: messages.AddRun) -> Header:
-    header = decode_head(request.head)
+    header = _decode_head(request.head)
     _check_ledger(request.ledger, request.epoch)
     if header.ledger != request.ledger:
         raise Invalid(f"the frame is of ledger {header.ledger}, the request of ledger {request.ledger}")

@@ -201,10 +201,12 @@ class DecodedRuns:
             return entry + 1  # a part of its run is here
         return self._firsts[at][1] if at < len(self._firsts) and self._firsts[at][0] == ledger else MAX_ENTRY
 
-    def add(self, run: DecodedRun) -> None:
-        """Keep a run; those not used for the longest time go."""
+    def add(self, run: DecodedRun, *, used: bool = False) -> None:
+        """Keep a run; those not used for the longest time go. used: who asked for it has it already."""
         self._let_go_old()
         key = (run.ledger, run.first_entry)
+        if used and self._used is not None:
+            self._used[key] = None
         known = self._runs.get(key)
         if known is None:
             insort(self._firsts, key)
@@ -359,7 +361,7 @@ class Payloads:
             else:
                 await wait.pause()
         if run.held is None:
-            self._decoded.add(run)
+            self._decoded.add(run, used=True)
         return run
 
     def _next(self, ledger: int, entry: int) -> npt.NDArray[np.uint32]:

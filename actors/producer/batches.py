@@ -29,6 +29,10 @@ HASHING_SCHEMES = (MURMUR3, JAVA_STRING)
 """By which hash of its key a message finds its partition: Pulsar's names."""
 
 
+_PLACES = np.arange(256)
+_PLACES.flags.writeable = False
+
+
 @dataclass(slots=True)
 class Outgoing:
     """One batch on its way to one partition.
@@ -60,15 +64,20 @@ class Outgoing:
         return self.size
 
 
+def places(count: int) -> npt.NDArray[np.int64]:
+    """Return the places of the rows of a whole batch: 0 to count - 1, read-only."""
+    return _PLACES[:count] if count <= len(_PLACES) else np.arange(count)
+
+
 def split(
     batch: StoredBatch, partitions: int, hashing_scheme: str = MURMUR3
 ) -> list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]:
     """Divide a batch by `hash mod partitions`: (partition, its rows in order, their places in the batch)."""
     if partitions == 1:
-        return [(0, batch, np.arange(len(batch)))]
+        return [(0, batch, places(len(batch)))]
     hashes = batch.hashes if hashing_scheme == MURMUR3 else _java_hashes(batch)
     if len(batch) == 1:
-        return [(int(hashes[0]) % partitions, batch, np.arange(1))]
+        return [(int(hashes[0]) % partitions, batch, places(1))]
     home = (hashes % np.uint32(partitions)).astype(np.uint16)
     order = np.argsort(home, kind="stable")
     ends = np.cumsum(np.bincount(home, minlength=partitions))

@@ -93,7 +93,7 @@ class PartitionProducer:
         waves = waves or Waves(ports)
         self._rounds, self._waves = waves.rounds, waves.to(config.topic, config.partition)
         self._config, self.on_published = config, on_published
-        self.name = config.name
+        self.name, self.name_bytes = config.name, len(config.name.encode())
         self.alone = config.compression is not None
         """Whether its batches always go by themselves."""
         self._entrance = config.entrance

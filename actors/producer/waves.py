@@ -18,6 +18,8 @@ from functools import partial
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+import pyarrow as pa
+
 from sluice.actors.messages import Published, PublishMany
 from sluice.actors.ports import Address, Ports, Timer, Unknown
 from sluice.actors.ports.wire import Blob
@@ -42,11 +44,12 @@ PATIENCE_MS = 3_000
 
 
 class WaveProducer(Protocol):
-    """A producer on one partition, as its waves see it. alone: its batches always go by themselves. on_published: told
-    of each run of a wave once.
+    """A producer on one partition, as its waves see it. name_bytes: of its name in UTF-8. alone: its batches always go
+    by themselves. on_published: told of each run of a wave once.
     """
 
     name: str
+    name_bytes: int
     address: Address
     session: int
     last_sequence: int
@@ -150,17 +153,18 @@ class PartitionWaves:
         waiting, self._waiting = self._waiting, []
         parts: list[_Part] = []
         messages = size = names = 0
+        first: pa.Schema = None
         for producer in waiting:
             if (head := producer.head) is None:
                 producer.go_on()
                 continue
-            name_bytes = len(producer.name.encode())
+            schema = head.batch.rows.schema
             fits = not parts or (
                 len(parts) < MAX_SEGMENTS
                 and size < WAVE_BYTES
-                and names + name_bytes <= MAX_NAMES_BYTES
+                and names + producer.name_bytes <= MAX_NAMES_BYTES
                 and parts[0].producer.address == producer.address
-                and parts[0].group[0].batch.rows.schema.equals(head.batch.rows.schema)
+                and first.equals(schema)
             )
             if not fits:
                 self._waiting.append(producer)
@@ -171,7 +175,8 @@ class PartitionWaves:
                 producer.publish_alone(group)
                 continue
             parts.append(_Part(producer, group, rows))
-            messages, size, names = messages + rows, size + group_bytes, names + name_bytes
+            first = first or schema
+            messages, size, names = messages + rows, size + group_bytes, names + producer.name_bytes
         return parts
 
     def _publish(self, parts: list[_Part], over: Callable[[], None]) -> None:

@@ -76,12 +76,14 @@ class StoredBatch:
     """Messages in their stored shape.
 
     rows: the record batch described above. deliver_at: int64 milliseconds, shape (n,), 0 = at once; None when no
-    row is delayed. hashes: masked Murmur3 of the sticky keys, uint32, shape (n,).
+    row is delayed. hashes: masked Murmur3 of the sticky keys, uint32, shape (n,). cut_from: of a slice the batch, and
+    the numbers of its first row and of the one after its last.
     """
 
     rows: pa.RecordBatch
     deliver_at: npt.NDArray[np.int64] | None
     hashes: Hashes
+    cut_from: tuple[StoredBatch, int, int] | None = None
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)
@@ -96,7 +98,9 @@ class StoredBatch:
     def slice(self, start: int, stop: int) -> StoredBatch:
         """Rows start .. stop-1, without a copy."""
         delayed = None if self.deliver_at is None else self.deliver_at[start:stop]
-        return StoredBatch(self.rows.slice(start, stop - start), delayed, self.hashes[start:stop])
+        whole, begin, _ = self.cut_from or (self, 0, 0)
+        rows, hashes = self.rows.slice(start, stop - start), self.hashes[start:stop]
+        return StoredBatch(rows, delayed, hashes, (whole, begin + start, begin + stop))
 
 
 def shape_of(schema: pa.Schema) -> int:
@@ -200,9 +204,18 @@ def bytes_of(rows: pa.RecordBatch) -> int:
 
 
 def joined(batches: Sequence[StoredBatch]) -> StoredBatch:
-    """Return batches of one shape as one."""
+    """Return batches of one shape as one. Slices that lie side by side in one batch become one without a copy."""
     if len(batches) == 1:
         return batches[0]
+    pieces: list[tuple[StoredBatch, int, int]] = []
+    for batch in batches:
+        whole, start, stop = batch.cut_from or (batch, 0, len(batch))
+        if pieces and pieces[-1][0] is whole and pieces[-1][2] == start:
+            pieces[-1] = (whole, pieces[-1][1], stop)
+        else:
+            pieces.append((whole, start, stop))
+    if len(pieces) < len(batches):
+        return joined([whole.slice(start, stop) for whole, start, stop in pieces])
     delayed = None
     if any(batch.deliver_at is not None for batch in batches):
         delayed = np.concatenate(

@@ -7,6 +7,7 @@ same rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -19,7 +20,17 @@ from sluice.actors.pulsar.codec.compression import NONE
 from sluice.actors.pulsar.codec.frames import CHECKSUMMED, U32, Cut
 from sluice.actors.pulsar.codec.metadata_checks import check_metadata
 from sluice.actors.pulsar.codec.protocol import Command, MalformedCommand, Metadata, parse
-from sluice.actors.pulsar.codec.send_decoder import IN_COLUMNS, OF_ONE, Rows, add_fields, left_of, stored
+from sluice.actors.pulsar.codec.send_decoder import (
+    IN_COLUMNS,
+    KEY,
+    OF_ONE,
+    ORDERING_KEY,
+    SEQUENCE_ID,
+    Row,
+    left_of,
+    row_of,
+    stored,
+)
 from sluice.actors.pulsar.codec.vectorized_decoder import SEND_COMMAND, Sends, read_sends
 from sluice.storage.format.batch import LAST_TIME, StoredBatch
 
@@ -36,20 +47,31 @@ _LAST = (1 << 63) - 1
 """The columns of Sends hold no higher number."""
 
 
+_ONES = np.ones(VECTORIZED_FROM, np.int64)
+_ONES.flags.writeable = False
+
+
 @dataclass(slots=True)
 class _ProducerRows:
-    """The frames of one producer, a row each. size: their bytes."""
+    """The frames of one producer, a row each. sequence, highest: the client's numbers of each. size: their bytes."""
 
-    rows: Rows = field(default_factory=Rows)
+    rows: list[Row] = field(default_factory=list)
     sequence: list[int] = field(default_factory=list)
     highest: list[int] = field(default_factory=list)
     size: int = 0
 
 
-def read_few(cut: Cut, first: int, end: int, vectorized_from: int = VECTORIZED_FROM) -> dict[int, Sends | None]:
+def read_few(
+    cut: Cut,
+    first: int,
+    end: int,
+    vectorized_from: int = VECTORIZED_FROM,
+    place: Callable[[int], int] = lambda producer: 0,
+) -> dict[int, Sends | None]:
     """Decode SEND frames number first .. end-1; as read_sends, but an empty answer stands for its None.
 
-    vectorized_from: so many messages are decoded as columns; as many as the first frame has count for each.
+    vectorized_from: so many messages are decoded as columns; as many as the first frame has count for each. place: of
+    a producer; the rows of producers of one place lie side by side.
     """
     found: dict[int, _ProducerRows | None] = {}
     least = min(_BATCHES_FROM, vectorized_from)
@@ -79,7 +101,7 @@ def read_few(cut: Cut, first: int, end: int, vectorized_from: int = VECTORIZED_F
                 taken.size += stop - start
                 continue
         found[producer] = None
-    return _sends_of(found)
+    return _sends_of({producer: found[producer] for producer in sorted(found, key=place)})
 
 
 def _take(taken: _ProducerRows, asked: Any, encoded: bytes, payload: bytes) -> bool:
@@ -93,8 +115,7 @@ def _take(taken: _ProducerRows, asked: Any, encoded: bytes, payload: bytes) -> b
         there = metadata.HasField("sequence_id") and metadata.HasField("publish_time")
         if not there or metadata.publish_time > LAST_TIME or metadata.deliver_at_time > LAST_TIME:
             return False
-        number = metadata.sequence_id
-        add_fields(taken.rows, metadata, metadata, payload)
+        row = row_of(metadata, metadata, payload, metadata.sequence_id, None, b"")
     except MalformedCommand:
         return False
     for name in IN_COLUMNS:
@@ -103,10 +124,7 @@ def _take(taken: _ProducerRows, asked: Any, encoded: bytes, payload: bytes) -> b
     kept = _kept(rest) if len(rest) <= _SHORT else None
     if kept is None:
         return False
-    rows = taken.rows
-    rows.sequence_id.append(number - (1 << 64) if number > _LAST else number)
-    rows.batch_index.append(None)
-    rows.pulsar.append(kept)
+    taken.rows.append((*row[:-1], kept) if kept else row)
     taken.sequence.append(sequence)
     taken.highest.append(highest)
     return True
@@ -133,31 +151,32 @@ def _kept(rest: bytes) -> bytes | None:
 
 def _sends_of(found: dict[int, _ProducerRows | None]) -> dict[int, Sends | None]:
     """Make the rows of all producers in one step: a batch of one row costs as much as one of a hundred."""
-    fine: list[_ProducerRows] = [taken for taken in found.values() if taken is not None]
+    fine = [taken for taken in found.values() if taken is not None]
     if not fine:
         return dict.fromkeys(found)
-    whole = stored(fine[0].rows if len(fine) == 1 else Rows.joined([taken.rows for taken in fine]), producer="")
+    whole = stored([row for taken in fine for row in taken.rows], producer="")
+    sequence = np.array([number for taken in fine for number in taken.sequence], np.int64)
+    highest = np.array([number for taken in fine for number in taken.highest], np.int64)
     made: dict[int, Sends | None] = {}
     begin = 0
     for producer, taken in found.items():
-        made[producer] = None
-        if taken is not None:
-            stop = begin + len(taken.sequence)
-            made[producer] = _sends(taken, whole if len(fine) == 1 else whole.slice(begin, stop))
-            begin = stop
+        if taken is None:
+            made[producer] = None
+            continue
+        stop = begin + len(taken.rows)
+        batch = whole if len(fine) == 1 else whole.slice(begin, stop)
+        if batch.deliver_at is not None and not batch.deliver_at.any():
+            batch = StoredBatch(batch.rows, None, batch.hashes)
+        made[producer] = Sends(
+            sequence[begin:stop],
+            highest[begin:stop],
+            _ONES[: stop - begin] if stop - begin <= len(_ONES) else np.ones(stop - begin, np.int64),
+            batch.rows,
+            taken.size,
+            batch=batch,
+            keyless=[
+                (at, row[SEQUENCE_ID]) for at, row in enumerate(taken.rows) if row[KEY] is row[ORDERING_KEY] is None
+            ],
+        )
+        begin = stop
     return made
-
-
-def _sends(taken: _ProducerRows, batch: StoredBatch) -> Sends:
-    if batch.deliver_at is not None and not batch.deliver_at.any():
-        batch = StoredBatch(batch.rows, None, batch.hashes)
-    keys: list[Any] = list(zip(taken.rows.key, taken.rows.ordering_key, strict=True))
-    return Sends(
-        np.array(taken.sequence, np.int64),
-        np.array(taken.highest, np.int64),
-        np.ones(len(taken.sequence), np.int64),
-        batch.rows,
-        taken.size,
-        batch=batch,
-        keyless=[(row, taken.rows.sequence_id[row]) for row, key in enumerate(keys) if key == (None, None)],
-    )

@@ -18,10 +18,10 @@ import base64
 import binascii
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -103,25 +103,19 @@ class Send:
         return len(self.body.metadata) + len(self.body.payload)
 
 
-@dataclass(slots=True)
-class Rows:
-    """Rows as lists, a list a column."""
-
-    key: list[bytes | None] = field(default_factory=list)
-    payload: list[bytes] = field(default_factory=list)
-    publish_time: list[int] = field(default_factory=list)
-    ordering_key: list[bytes | None] = field(default_factory=list)
-    properties: list[list[tuple[str, str]] | None] = field(default_factory=list)
-    event_time: list[int | None] = field(default_factory=list)
-    deliver_at: list[int] = field(default_factory=list)
-    sequence_id: list[int] = field(default_factory=list)
-    batch_index: list[int | None] = field(default_factory=list)
-    pulsar: list[bytes] = field(default_factory=list)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Rows]) -> Rows:
-        """Return the rows of all parts, in order."""
-        return cls(*([value for part in parts for value in getattr(part, name)] for name in _TYPES))
+Row = tuple[
+    bytes | None,
+    bytes,
+    int,
+    bytes | None,
+    list[tuple[str, str]] | None,
+    int | None,
+    int,
+    int,
+    int | None,
+    bytes,
+]
+"""A stored message: its values in the order of _TYPES."""
 
 
 @dataclass(slots=True)
@@ -138,7 +132,7 @@ class _Packed:
     count: int
     opaque: bool = False
     number: int = 0
-    rows: Rows | None = None
+    rows: list[Row] | None = None
     table: pa.RecordBatch | None = None
     first: int = 0
 
@@ -155,6 +149,10 @@ _TYPES = {
     "batch_index": pa.int32(),
     "pulsar": pa.binary(),
 }
+KEY: Final = 0
+ORDERING_KEY: Final = 3
+SEQUENCE_ID: Final = 7
+"""Places of values in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,27 +192,34 @@ def run_of(rows: pa.RecordBatch, *, now: int, producer: str) -> StoredBatch:
     return make_batch(rows, now=now, producer=producer, accepted=GIVEN_BY_CLIENTS)
 
 
-def stored(rows: Rows, *, producer: str) -> StoredBatch:
+def stored(rows: Sequence[Row], *, producer: str) -> StoredBatch:
     """Make the same as `run_of`, without columns in between: for one message each of those steps is costly.
 
-    Nothing is checked: `_unpack` and `add_fields` have.
+    Nothing is checked: `_unpack` and `row_of` have.
     """
-    used = [name for name in OPTIONAL if any(value is not None for value in getattr(rows, name))]
-    kind = _row_type(tuple(used))
+    count, columns = len(rows), _columns_of(rows)
+    kind = _row_type(tuple([name for name in OPTIONAL if columns[name].count(None) < count]))
     # All columns at once: one by one they cost twice as much for few rows.
-    if len(rows.payload) < _ROWS_AT_ONCE:
-        table = pa.array(list(zip(*(getattr(rows, name) for name in kind.names), strict=True)), kind)
+    if count < _ROWS_AT_ONCE:
+        table = pa.array(list(zip(*[columns[name] for name in kind.names], strict=True)), kind)
         batch = pa.RecordBatch.from_struct_array(table)
     else:
-        columns = [pa.array(getattr(rows, each.name), each.type) for each in kind]
-        batch = pa.RecordBatch.from_arrays(columns, schema=pa.schema(kind))
-    keys = [key if order is None else order for key, order in zip(rows.key, rows.ordering_key, strict=True)]
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(columns[one.name], one.type) for one in kind], schema=pa.schema(kind)
+        )
     hashes = [
-        hash_without_key(producer, number) if key is None else masked_hash(key)
-        for number, key in zip(rows.sequence_id, keys, strict=True)
+        masked_hash(key if order is None else order)
+        if key is not None or order is not None
+        else hash_without_key(producer, number)
+        for key, order, number in zip(columns["key"], columns["ordering_key"], columns["sequence_id"], strict=True)
     ]
-    deliver_at = np.array(rows.deliver_at, np.int64) if any(rows.deliver_at) else None
-    return StoredBatch(batch, deliver_at, np.array(hashes, np.uint32))
+    due = columns["deliver_at"]
+    return StoredBatch(batch, np.array(due, np.int64) if any(due) else None, np.array(hashes, np.uint32))
+
+
+def _columns_of(rows: Sequence[Row]) -> dict[str, tuple[Any, ...]]:
+    """Return the values of each column of at least one row."""
+    return dict(zip(_TYPES, zip(*rows, strict=True), strict=True))
 
 
 def hash_without_key(producer: str, number: int) -> int:
@@ -228,19 +233,16 @@ def _row_type(used: tuple[str, ...]) -> pa.StructType:
     return pa.struct(list(stored_schema(used)))
 
 
-def _few(taken: list[_Packed]) -> Rows | None:
+def _few(taken: list[_Packed]) -> list[Row] | None:
     """The rows of frames that were all read alone and have fewer than VECTORIZED_FROM; None for others."""
-    if len(taken) == 1:
-        rows = taken[0].rows
-        return rows if rows is not None and len(rows.payload) < VECTORIZED_FROM else None
-    if sum(one.send.rows for one in taken) >= VECTORIZED_FROM or any(one.rows is None for one in taken):
+    if sum([one.send.rows for one in taken]) >= VECTORIZED_FROM or any(one.rows is None for one in taken):
         return None
     return _together(taken)
 
 
-def _together(packed: list[_Packed]) -> Rows:
+def _together(packed: list[_Packed]) -> list[Row]:
     """The rows of frames, of those that were read alone."""
-    return Rows.joined([one.rows for one in packed if one.rows is not None])
+    return [row for one in packed for row in one.rows or ()]
 
 
 def _grouped(packed: list[_Packed]) -> Iterator[list[_Packed]]:
@@ -274,9 +276,9 @@ def _joined(taken: list[_Packed], table: pa.RecordBatch | None, ranges: dict[int
     return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
 
-def _table_of(rows: Rows) -> pa.RecordBatch:
-    columns = {name: pa.array(getattr(rows, name), kind) for name, kind in _TYPES.items()}
-    return pa.RecordBatch.from_pydict(columns)
+def _table_of(rows: list[Row]) -> pa.RecordBatch:
+    values = _columns_of(rows)
+    return pa.RecordBatch.from_pydict({name: pa.array(values[name], kind) for name, kind in _TYPES.items()})
 
 
 def _unpacked(send: Send, largest: int) -> _Packed | None:
@@ -439,29 +441,25 @@ def _alone(packed: _Packed) -> None:
     """The rows of a frame, message by message; its error if it is malformed."""
     try:
         packed.rows = _batch(packed) if packed.count else _single(packed)
-        packed.send.rows = len(packed.rows.payload)
+        packed.send.rows = len(packed.rows)
     except MalformedCommand as error:
         packed.send.error = (ServerError.NOT_ALLOWED, str(error))
 
 
-def _single(packed: _Packed) -> Rows:
-    rows, metadata = Rows(), packed.metadata
-    add_fields(rows, metadata, metadata, packed.payload)
-    rows.sequence_id.append(_signed(metadata.sequence_id))
-    rows.batch_index.append(None)
-    rows.pulsar.append(_rest(packed))
-    return rows
+def _single(packed: _Packed) -> list[Row]:
+    metadata = packed.metadata
+    return [row_of(metadata, metadata, packed.payload, metadata.sequence_id, None, _rest(packed))]
 
 
-def _batch(packed: _Packed) -> Rows:
+def _batch(packed: _Packed) -> list[Row]:
     """Decode the messages of a batch in order."""
-    rows = Rows()
+    rows: list[Row] = []
     at = _add_messages(rows, packed, 0, packed.count)
     _check_end(packed, at)
     return rows
 
 
-def _add_messages(rows: Rows, packed: _Packed, at: int, count: int, most: int = sys.maxsize) -> int:
+def _add_messages(rows: list[Row], packed: _Packed, at: int, count: int, most: int = sys.maxsize) -> int:
     """Add messages of a batch from a place on, one by one. Returns where the last of them ends.
 
     count: messages, at most. most: bytes after which no further message is added.
@@ -475,12 +473,11 @@ def _add_messages(rows: Rows, packed: _Packed, at: int, count: int, most: int = 
         at += 4 + size
         if not 0 <= single.payload_size <= end - at or not single.HasField("payload_size"):
             raise MalformedCommand("a payload of a batch reaches behind it")
-        add_fields(rows, metadata, single, payload[at : at + single.payload_size])
-        at += single.payload_size
         number = single.sequence_id if single.HasField("sequence_id") else metadata.sequence_id + index
-        rows.sequence_id.append(_signed(number & UNSIGNED))
-        rows.batch_index.append(index)
-        rows.pulsar.append(rest + flags_of(single.key_is_base64, single.null_value, single.null_partition_key))
+        left = rest + flags_of(single.key_is_base64, single.null_value, single.null_partition_key)
+        body = payload[at : at + single.payload_size]
+        rows.append(row_of(metadata, single, body, number & UNSIGNED, index, left))
+        at += single.payload_size
         if at >= enough:
             break
     return at
@@ -499,8 +496,10 @@ def flags_of(key_is_base64: bool, null_value: bool, null_partition_key: bool) ->
     return encoded
 
 
-def add_fields(rows: Rows, metadata: Any, one: Any, payload: bytes) -> None:
-    """Add the fields that a single message and a message of a batch have alike. one: where its own fields stand."""
+def row_of(metadata: Any, one: Any, payload: bytes, number: int, batch_index: int | None, rest: bytes) -> Row:
+    """Make the row of a single message, or of a message of a batch. one: where its own fields stand. number: its
+    sequence id, of 64 bits without a sign. rest: its fields that have no column. Raises MalformedCommand.
+    """
     key = None
     if one.HasField("partition_key"):
         key = _key(one.partition_key, one.key_is_base64)
@@ -509,13 +508,18 @@ def add_fields(rows: Rows, metadata: Any, one: Any, payload: bytes) -> None:
         raise MalformedCommand(f"a key has at most {MAX_KEY_BYTES} bytes")
     if len(payload) > MAX_MESSAGE_BYTES:
         raise MalformedCommand(f"a message has at most {MAX_MESSAGE_BYTES} bytes, not {len(payload)}")
-    rows.key.append(key)
-    rows.payload.append(payload)
-    rows.publish_time.append(metadata.publish_time)
-    rows.ordering_key.append(order)
-    rows.properties.append(_pairs(one.properties) if one.properties else None)
-    rows.event_time.append(_signed(one.event_time) if one.event_time else None)
-    rows.deliver_at.append(max(metadata.deliver_at_time, 0))
+    return (
+        key,
+        payload,
+        metadata.publish_time,
+        order,
+        _pairs(one.properties) if one.properties else None,
+        _signed(one.event_time) if one.event_time else None,
+        max(metadata.deliver_at_time, 0),
+        _signed(number),
+        batch_index,
+        rest,
+    )
 
 
 def _key(key: bytes, is_base64: bool) -> bytes:
@@ -579,6 +583,6 @@ def _piece(packed: _Packed, at: int) -> tuple[pa.RecordBatch, int]:
         table, _ = _columns([(part, [start - at for start in starts])], np.array([part.count]))
         if table is not None:
             return table, end
-    rows = Rows()
+    rows: list[Row] = []
     end = _add_messages(rows, packed, at, count, PIECE_BYTES)
     return _table_of(rows), end

@@ -27,9 +27,9 @@ from sluice.actors.pulsar.codec.fields import UNSIGNED, Bytes, Field, Fields, Sl
 from sluice.actors.pulsar.codec.frame_cache import CachedBodies
 from sluice.actors.pulsar.codec.frames import CHECKSUMMED, Cut, checksums
 from sluice.actors.pulsar.codec.properties import read_pairs
-from sluice.actors.pulsar.codec.protocol import Metadata, tags
+from sluice.actors.pulsar.codec.protocol import Metadata, command, tags
 from sluice.actors.pulsar.codec.send_decoder import hash_without_key, run_of
-from sluice.actors.pulsar.codec.varints import Flags, Ints, of_u32, ranges, side_by_side, varint
+from sluice.actors.pulsar.codec.varints import Flags, Ints, of_u32, ranges, side_by_side
 from sluice.storage.format.batch import LAST_TIME, MAX_RUN_MESSAGES, StoredBatch
 from sluice.storage.format.position import entry_of, ledger_of
 
@@ -59,9 +59,9 @@ _PLAIN_REST = 256
 _MOST_FOLD, _SMALL = 4, 64 * 1024
 """and all together so many times what the frame has, or so many: one by one frames count as what they become."""
 _LEDGER, _ENTRY, _PARTITION = tags("MessageId", "ledger", "entry", "partition")
-_HEADS = [struct.pack(">II", size + 8, size + 4) for size in range(128)]
-"""What stands before the command of a receipt with so many bytes."""
-PLAIN_RECEIPTS = 40
+_HEADS = [struct.pack(">II", size + 4, size) for size in range(128)]
+"""What stands before a receipt with so many bytes."""
+PLAIN_RECEIPTS = 120
 """For fewer receipts a loop is cheaper than columns."""
 _OF_RECEIPT = tags("Receipt", "producer_id", "sequence_id", "message_id", "highest_sequence_id")
 
@@ -129,7 +129,7 @@ class Sends:
 def receipts(answered: Sequence[tuple[int, int, Sends]]) -> bytes:
     """The answers to frames of several producers, encoded together. answered: producer, partition, frames."""
     if sum(len(sends) for _, _, sends in answered) < PLAIN_RECEIPTS:
-        return b"".join([_few_receipts(producer, partition, sends) for producer, partition, sends in answered])
+        return _few_receipts(answered)
     if len(answered) == 1 or any(sends.first < 0 for _, _, sends in answered):
         return b"".join(sends.receipts(producer, partition) for producer, partition, sends in answered)
     several = [sends for _, _, sends in answered]
@@ -149,25 +149,25 @@ def receipts(answered: Sequence[tuple[int, int, Sends]]) -> bytes:
     return _receipts(len(rows), message_id, (producers, sequence, highest))
 
 
-def _few_receipts(producer: int, partition: int, sends: Sends) -> bytes:
+def _few_receipts(answered: Sequence[tuple[int, int, Sends]]) -> bytes:
     """Encode the answers one by one: cheaper than columns for few."""
-    ledger, entry = UNSIGNED, UNSIGNED
-    if sends.first >= 0:
-        ledger, entry = ledger_of(sends.first), entry_of(sends.first)
-    begin = b"\x08" + varint(producer)
-    front, end = b"\x08" + varint(ledger) + b"\x10", b"\x18" + varint(partition & UNSIGNED)
-    made = []
-    for sequence, highest, rows in zip(
-        sends.sequence.tolist(), sends.highest.tolist(), sends.rows.tolist(), strict=True
-    ):
-        place = front + varint(entry) + end
-        answer = b"%b\x10%b\x1a%c%b" % (begin, varint(sequence), len(place), place)
-        if highest >= 0:
-            answer += b"\x20" + varint(highest)
-        size = len(answer)
-        made.append(b"%b\x08\x07\x3a%c%b" % (_HEADS[size], size, answer))
-        if sends.first >= 0:
-            entry += rows
+    made: list[bytes] = []
+    whole = command("send_receipt", message_id={})
+    answer = whole.send_receipt
+    place = answer.message_id
+    for producer, partition, sends in answered:
+        known, rows = sends.first >= 0, sends.rows.tolist()
+        ledger, entry = (ledger_of(sends.first), entry_of(sends.first)) if known else (UNSIGNED, UNSIGNED)
+        answer.producer_id, place.ledger, place.partition = producer, ledger, partition
+        for sequence, highest, count in zip(sends.sequence.tolist(), sends.highest.tolist(), rows, strict=True):
+            answer.sequence_id, place.entry = sequence, entry
+            if highest >= 0:
+                answer.highest_sequence_id = highest
+            else:
+                answer.ClearField("highest_sequence_id")
+            encoded = whole.SerializeToString()
+            made += _HEADS[len(encoded)], encoded
+            entry += count if known else 0
     return b"".join(made)
 
 

@@ -29,6 +29,7 @@ from sluice.actors.pulsar.codec.protocol import (
     parse,
 )
 from sluice.actors.pulsar.codec.send_decoder import GROUP_BYTES, PIECE_MESSAGES, Send, is_large, unpacked_bytes
+from sluice.actors.pulsar.codec.vectorized_decoder import Sends
 from sluice.actors.pulsar.conversation.client_session import BRING_SCHEMAS, NO_REQUEST, ClientSession
 from sluice.actors.pulsar.conversation.commands import CommandHandlers
 from sluice.actors.pulsar.conversation.consuming.reading_ahead import Reading
@@ -51,7 +52,7 @@ from sluice.actors.pulsar.conversation.limits.rates import Passed, held_back
 from sluice.actors.pulsar.conversation.producing.large_frame import LargeFrame
 from sluice.actors.pulsar.conversation.producing.wire_producer import WireProducer
 from sluice.actors.pulsar.refusals import CommandRefused, code_of
-from sluice.actors.pulsar.topic_names import said_name
+from sluice.actors.pulsar.topic_names import TopicPartition, said_name
 from sluice.storage.errors import SluiceError
 
 KEEP_ALIVE_MS = 30_000
@@ -217,15 +218,22 @@ class ClientConnection(ClientSession):
     def _together(self, reading: Reading, end: int) -> None:
         """SENDs up to there. Each producer's go out in their order, decoded together or, later, one by one."""
         self._flush()
-        read = read_few(reading.cut, reading.at, end, self.gateway.vectorized_from)
+        read = read_few(reading.cut, reading.at, end, self.gateway.vectorized_from, self._partition_of)
         done: dict[int, None] = {}
+        taken: list[tuple[WireProducer, Sends]] = []
         for number, sends in read.items():
             producer = self._producer(number)
             if producer is not None and sends is not None and producer.takes(sends):
                 done[number] = None
-                self.intake.pending(sends.size)
-                producer.send_vectorized(sends)
-                self._pace(producer, sends.table.num_rows, sends.size)
+                taken.append((producer, sends))
+        self.intake.pending(sum([sends.size for _, sends in taken]))
+        passed: dict[TopicPartition, tuple[int, int]] = {}
+        for producer, sends in taken:
+            producer.send_vectorized(sends)
+            messages, size = passed.get(producer.tp, (0, 0))
+            passed[producer.tp] = messages + sends.table.num_rows, size + sends.size
+        for tp, (messages, size) in passed.items():
+            self._pace(tp, messages, size)
         if read and len(done) == len(read):
             reading.at = end
         else:
@@ -324,6 +332,10 @@ class ClientConnection(ClientSession):
             self._flush()  # what they become counts before more are taken up
         return 0
 
+    def _partition_of(self, number: int) -> int:
+        producer = self.producers.get(number)
+        return -1 if producer is None else producer.tp.partition
+
     def _producer(self, number: int) -> WireProducer | None:
         """A producer that takes sends; None if it was closed from here, which its client learns by CLOSE_PRODUCER."""
         producer = self.producers.get(number)
@@ -338,7 +350,7 @@ class ClientConnection(ClientSession):
 
     def _hand_over(self, producer: WireProducer, frames: list[Send], size: int) -> None:
         producer.send(frames, size)
-        self._pace(producer, sum(frame.messages for frame in frames), sum(frame.size for frame in frames))
+        self._pace(producer.tp, sum(frame.messages for frame in frames), sum(frame.size for frame in frames))
 
     def _decode_on(self, shared: bool) -> None:
         """Decode more of the large frame, if there is one. shared: others speak."""
@@ -351,10 +363,9 @@ class ClientConnection(ClientSession):
         else:
             self.settled(large.size)
 
-    def _pace(self, producer: WireProducer, messages: int, size: int) -> None:
+    def _pace(self, tp: TopicPartition, messages: int, size: int) -> None:
         """This many messages were taken. If that exceeds a rate, nothing more is read for a while."""
-        tp, rates = producer.tp, self.gateway.rates
-        wait = rates.published(Passed(tp.topic, tp.partition, self.role, messages, size))
+        wait = self.gateway.rates.published(Passed(tp.topic, tp.partition, self.role, messages, size))
         if wait and not self.closed:
             nothing = Passed(tp.topic, tp.partition, self.role, 0, 0)
             until = self.gateway.ports.clock.monotonic() + wait

@@ -88,6 +88,8 @@ class ClientSession:
         self._confirmed: list[tuple[int, int, Sends]] = []
         """Frames whose receipts were not written yet, each with its producer and partition."""
         self._unwritten: list[Buffer] = []
+        self._settled = 0
+        """Bytes of sends that have their outcome and count as pending until the receipts are written."""
         self._gathered, self._written_at = 0, -1
         """How many bytes these are, and when the client was written something last."""
         self._asking: dict[Turn, tuple[str, Task]] = {}
@@ -102,7 +104,8 @@ class ClientSession:
 
     def settled(self, size: int) -> None:
         """Sends with this number of bytes have their outcome."""
-        self.intake.pending(-size)
+        self._write_later()
+        self._settled += size
 
     def write(self, *data: Buffer) -> None:
         """Send bytes to the client, in consecutive parts; they may overtake receipts.
@@ -137,14 +140,16 @@ class ClientSession:
         self._confirmed.append((producer, partition, sends))
 
     def _write_later(self) -> None:
-        if not (self._confirmed or self._unwritten):
+        if not (self._confirmed or self._unwritten or self._settled):
             self.gateway.ports.spawn(self._write_soon(), "write")
 
     async def _write_soon(self) -> None:
         """When all that goes on by now has gone on."""
         if not self.closed:
+            settled, self._settled = self._settled, 0
             self._write_receipts()
             self._write_gathered()
+            self.intake.pending(-settled)
 
     def _write_receipts(self) -> None:
         if self._confirmed:

@@ -388,6 +388,17 @@ def test_runs_that_were_used_are_forgotten_after_a_while() -> None:
     assert own.missing(1, np.arange(12)).tolist() == []
 
 
+def test_run_that_was_fetched_counts_as_used() -> None:
+    rows = pa.record_batch({"key": [b"k"] * 4})
+    decoded = DecodedRuns(lambda: 0, forgets=True)
+    decoded.add(DecodedRun(1, 0, rows, None, 1), used=True)
+    decoded.add(DecodedRun(1, 4, rows, None, 1))
+    for _ in range(2):
+        assert decoded.missing(1, np.arange(8, 12)).tolist() == [8, 9, 10, 11]
+        decoded.forget_used()
+    assert decoded.missing(1, np.arange(8)).tolist() == [0, 1, 2, 3]
+
+
 def test_a_run_is_not_found_when_messages_may_be_erased() -> None:
     """However often it is used."""
     now, rows = 5, pa.record_batch({"key": [b"k"] * 4})

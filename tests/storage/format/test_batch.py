@@ -14,6 +14,7 @@ from sluice.storage.format.batch import (
     bytes_of,
     decode_body,
     encode_body,
+    joined,
     make_batch,
     schema_of,
     shape_of,
@@ -153,6 +154,22 @@ def test_rows_keep_their_times_and_hashes_when_taken() -> None:
     assert taken.hashes.tolist() == [masked_hash(b"d"), masked_hash(b"a")]
     assert batch.take(np.array([0, 1])).deliver_at is None
     assert batch.slice(1, 3).rows["payload"].to_pylist() == [b"x", b"y"]
+
+
+def test_neighbouring_slices_are_joined_without_a_copy() -> None:
+    rows = pa.record_batch({"key": list("abcdef"), "payload": list("uvwxyz"), "deliver_at": [0, 0, 7, 8, 0, 9]})
+    batch = make_batch(rows, now=1, producer="p")
+    whole = joined([batch.slice(1, 2), batch.slice(2, 5).slice(0, 2), batch.slice(4, 6)])
+    assert whole.rows.equals(batch.rows.slice(1, 5))
+    assert whole.rows.column("payload").buffers()[2].address == batch.rows.column("payload").buffers()[2].address
+    assert whole.deliver_at is not None
+    assert whole.deliver_at.tolist() == [0, 7, 8, 0, 9]
+    assert whole.hashes.tolist() == batch.hashes[1:].tolist()
+    parts = [batch.slice(3, 4), batch.slice(4, 6), batch.slice(0, 1), batch]
+    apart = joined(parts)
+    assert apart.rows["payload"].to_pylist() == [b"x", b"y", b"z", b"u", *(b"%c" % one for one in b"uvwxyz")]
+    assert apart.deliver_at is not None
+    assert apart.deliver_at.tolist() == [8, 0, 9, 0, 0, 0, 7, 8, 0, 9]
 
 
 def test_small_rows_count_about_what_they_take() -> None:

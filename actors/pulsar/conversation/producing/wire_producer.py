@@ -25,7 +25,7 @@ import numpy as np
 
 from sluice.actors.consumer.payload import published_run
 from sluice.actors.messages import Published
-from sluice.actors.producer.batches import Outgoing
+from sluice.actors.producer.batches import Outgoing, places
 from sluice.actors.producer.producer import Entrance, PartitionProducer, ProducerConfig
 from sluice.actors.pulsar.codec.fields import UNSIGNED
 from sluice.actors.pulsar.codec.frames import encode
@@ -170,7 +170,7 @@ class WireProducer:
         return Outgoing(
             group.batch,
             first,
-            np.arange(len(group.batch)),
+            places(len(group.batch)),
             self._outcome(group.sends, size),
             only_end=self._has_only_end(group),
             divide=divide if len(group.sends) > 1 else None,
@@ -271,7 +271,7 @@ class WireProducer:
         return Outgoing(
             batch,
             first,
-            np.arange(len(batch)),
+            places(len(batch)),
             done,
             sends.size,
             only_end=self._deduplicate,

@@ -58,6 +58,16 @@ def test_single_messages_of_two_producers_then_all_are_taken() -> None:
     assert all(read[producer] is not None and len(read[producer]) == 10 for producer in (1, 2))
 
 
+def test_producers_of_one_place_then_their_rows_lie_side_by_side() -> None:
+    made = [(producer, single(b"%d" % producer, partition_key=b"k", sequence_id=1)) for producer in range(6)]
+    cut = cut_of([_framed(producer, one) for producer, one in made])
+    read = read_few(cut, 0, len(cut), place=lambda producer: producer % 2)
+    assert list(read) == [0, 2, 4, 1, 3, 5]
+    taken = [sends.batch for sends in read.values() if sends is not None and sends.batch is not None]
+    assert len(taken) == 6
+    assert [(one.cut_from or (None, 0, 0))[1:] for one in taken] == [(at, at + 1) for at in range(6)]
+
+
 def _framed(producer: int, one: Any) -> bytes:
     asked = command("send", producer_id=producer, sequence_id=one.command.sequence_id)
     return frame(asked, bytes(one.body.metadata), bytes(one.body.payload))
