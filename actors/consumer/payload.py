@@ -50,6 +50,7 @@ MOST_SPARE = 4
 """A published run is kept as it was made as long as that takes at most so many times its own bytes."""
 JOIN_ROWS = 4_096
 """Pieces are joined up to this many rows; a piece of half of it stays alone."""
+JOINED_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,19 +428,23 @@ def _ascending(several: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
 
 
 def join(pieces: Sequence[LazyBatch]) -> Sequence[LazyBatch]:
-    """Join neighbouring small pieces of one session into larger ones; order and every column stay as they are."""
+    """Join neighbouring small pieces of one session into larger ones; order and every column stay as they are.
+
+    What is joined has at most JOINED_BYTES: large payloads would have to be copied.
+    """
     if len(pieces) < 2:
         return pieces
     joined: list[LazyBatch] = []
     group: list[LazyBatch] = []
-    size = 0
+    count = size = 0
     for piece in pieces:
-        fits = size + len(piece) <= JOIN_ROWS and len(piece) <= JOIN_ROWS // 2
+        few = count + len(piece) <= JOIN_ROWS and len(piece) <= JOIN_ROWS // 2
+        fits = few and size + piece.size <= JOINED_BYTES
         if group and not (fits and piece.schema.equals(group[0].schema)):
             joined.append(_concatenate(group))
-            group, size = [], 0
+            group, count, size = [], 0, 0
         group.append(piece)
-        size += len(piece)
+        count, size = count + len(piece), size + piece.size
     return [*joined, _concatenate(group)] if group else joined
 
 

@@ -135,6 +135,17 @@ class Received:
         return self.positions[rows]
 
 
+def _rows_of(piece: Piece) -> pa.RecordBatch:
+    """Take rows out of a run. Neighbours that are at least half of it stay where they are."""
+    rows, chosen = piece
+    if chosen is None:
+        return rows
+    count = len(chosen)
+    if 2 * count >= rows.num_rows and int(chosen[-1]) - int(chosen[0]) == count - 1:
+        return rows.slice(int(chosen[0]), count)
+    return rows.take(pa.array(chosen))
+
+
 class LazyBatch(Received):
     """Messages that stay in their runs until somebody looks at them. Passing them on unchanged is not looking.
 
@@ -156,7 +167,7 @@ class LazyBatch(Received):
     def take_out(self) -> pa.RecordBatch:
         """Take the rows out of their runs; returns them."""
         if len(self._pieces) > 1 or self._pieces[0][1] is not None:
-            taken = [rows if chosen is None else rows.take(pa.array(chosen)) for rows, chosen in self._pieces]
+            taken = [_rows_of(piece) for piece in self._pieces]
             self.rows = taken[0] if len(taken) == 1 else pa.concat_batches(taken)
         return self._pieces[0][0]
 

@@ -22,6 +22,8 @@ from sluice.storage.format.frame import Buffer
 
 INLINE = 2048
 """Columns and blobs up to this many bytes travel inside the head."""
+SPARE = 8
+"""A part of a buffer keeps all of it alive, if the rest is at most this fraction of the part."""
 SHOWN = 40
 """The number of characters shown of a text that cannot travel."""
 
@@ -56,10 +58,10 @@ class Blob:
 def owned(data: Buffer) -> memoryview:
     """A copy for a receiver that keeps it, because data of another process may lie in shared memory.
 
-    Its room is small, and needed for what is on its way. Bytes of this process that nothing else lies in stay as they
+    Its room is small, and needed for what is on its way. Bytes of this process that little else lies in stay as they
     are.
     """
-    if isinstance(data, memoryview) and isinstance(data.obj, bytes) and len(data) == len(data.obj):
+    if isinstance(data, memoryview) and isinstance(data.obj, bytes) and len(data.obj) - len(data) <= len(data) // SPARE:
         return data
     return memoryview(bytes(data))
 

@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.actors.consumer.payload import GONE_MS, DecodedRun, DecodedRuns, Payloads, published_run
+from sluice.actors.consumer.payload import (
+    GONE_MS,
+    JOINED_BYTES,
+    DecodedRun,
+    DecodedRuns,
+    Payloads,
+    join,
+    published_run,
+)
+from sluice.actors.consumer.unacked_messages import LazyBatch
 from sluice.actors.lookup.cutting import cut_read
 from sluice.actors.messages import Part, PayloadRead, ReadPayload
 from sluice.actors.messages.limits import KEPT_MS
@@ -397,6 +406,17 @@ def test_run_that_was_fetched_counts_as_used() -> None:
         assert decoded.missing(1, np.arange(8, 12)).tolist() == [8, 9, 10, 11]
         decoded.forget_used()
     assert decoded.missing(1, np.arange(8)).tolist() == [0, 1, 2, 3]
+
+
+def test_large_pieces_are_not_joined() -> None:
+    def piece(size: int) -> LazyBatch:
+        rows, zeros = pa.record_batch({"payload": [bytes(size)]}), np.zeros(1, np.int64)
+        columns = {"positions": zeros, "dispatch": zeros, "redeliveries": zeros.astype(np.uint8), "deliver_at": zeros}
+        return LazyBatch([(rows, None)], partition=0, epoch=1, session=1, **columns)
+
+    half = JOINED_BYTES // 2
+    sizes = [10, 10, half, half, JOINED_BYTES, 10, 10, half]
+    assert [len(one) for one in join([piece(size) for size in sizes])] == [3, 1, 1, 3]
 
 
 def test_a_run_is_not_found_when_messages_may_be_erased() -> None:

@@ -51,6 +51,19 @@ def test_rows_are_taken_out_when_somebody_looks() -> None:
     assert one.column("key").to_pylist() == [b"b", b"d", b"e"]
 
 
+def test_neighbours_that_are_half_of_a_run_are_not_copied() -> None:
+    run, held = pa.record_batch({"payload": [b"x", b"y", b"z", b"u"]}), part(10, 2)
+    addresses = []
+    for chosen in ([1, 2], [0, 2], [3]):
+        columns = {name: getattr(held, name)[: len(chosen)] for name in ("positions", "dispatch", "redeliveries")}
+        due = np.zeros(len(chosen), np.int64)
+        one = LazyBatch([(run, np.array(chosen))], partition=0, deliver_at=due, epoch=1, session=1, **columns)
+        assert one.rows.column("payload").to_pylist() == [b"xyzu"[at : at + 1] for at in chosen]
+        addresses.append(one.rows.column("payload").buffers()[2].address)
+    there = run.column("payload").buffers()[2].address
+    assert [address == there for address in addresses] == [True, False, False]
+
+
 def test_unread_rows_taken_back_are_never_seen() -> None:
     one = unread()
     one.take_back(np.array([1]))

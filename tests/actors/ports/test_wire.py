@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.actors.messages import Delivery, Heartbeat, Part, Poll, Publish
-from sluice.actors.ports.wire import INLINE, Blob, pack, pack_error, unpack, unpack_error
+from sluice.actors.ports.wire import INLINE, Blob, owned, pack, pack_error, unpack, unpack_error
 from sluice.actors.runtime.actor import REQUESTS
 from sluice.storage.errors import WIRE_ERRORS, Fenced, Invalid, SluiceError
 
@@ -88,3 +88,12 @@ def test_a_value_that_cannot_travel_is_the_callers(asked: Heartbeat, why: str) -
     with pytest.raises(Invalid, match=f"Heartbeat cannot be sent: .*{why}") as refused:
         pack(asked)
     assert len(str(refused.value)) < 150
+
+
+def test_payload_of_this_process_is_copied_if_it_is_a_small_part() -> None:
+    frame = bytes(9_000)
+    nearly_all, part = memoryview(frame)[900:], memoryview(frame)[1_200:]
+    assert owned(nearly_all) is nearly_all
+    assert owned(part).obj is not frame
+    elsewhere = memoryview(bytearray(frame))
+    assert owned(elsewhere).obj is not elsewhere.obj
