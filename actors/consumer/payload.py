@@ -51,6 +51,7 @@ MOST_SPARE = 4
 JOIN_ROWS = 4_096
 """Pieces are joined up to this many rows; a piece of half of it stays alone."""
 JOINED_BYTES = 1024 * 1024
+"""A piece that is joined has at most so many bytes: large payloads would be copied for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,10 +429,7 @@ def _ascending(several: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
 
 
 def join(pieces: Sequence[LazyBatch]) -> Sequence[LazyBatch]:
-    """Join neighbouring small pieces of one session into larger ones; order and every column stay as they are.
-
-    What is joined has at most JOINED_BYTES: large payloads would have to be copied.
-    """
+    """Join neighbouring small pieces of one session into larger ones; order and every column stay as they are."""
     if len(pieces) < 2:
         return pieces
     joined: list[LazyBatch] = []
