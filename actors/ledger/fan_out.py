@@ -1,15 +1,15 @@
 """Runs several pieces of work at once, and returns their outcomes one by one as they come.
 
 Quorum protocols act on the first so-many answers, not on all of them. Everything runs through ports.spawn, so the
-work belongs to its actor and ends with it.
+work belongs to its actor and ends with it. The coroutine of a piece of work is made when the work begins: a task that
+is cancelled before leaves none behind.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections import deque
-from collections.abc import Coroutine, Iterable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from sluice.actors.ports import Ports, Task
 from sluice.actors.runtime.signal import Signal
@@ -17,6 +17,7 @@ from sluice.storage.errors import SluiceError
 
 K = TypeVar("K")
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class FanOut(Generic[K, T]):
@@ -27,13 +28,13 @@ class FanOut(Generic[K, T]):
         self._name = name
         self._signal = Signal()
         self._outcomes: deque[tuple[K, T | BaseException]] = deque()
-        self._works: list[tuple[Task, Coroutine[Any, Any, T]]] = []
+        self._tasks: list[Task] = []
         self._open = 0
 
-    def start(self, key: K, work: Coroutine[Any, Any, T]) -> None:
-        """Begin a piece of work."""
+    def start(self, key: K, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Begin a piece of work with these arguments."""
         self._open += 1
-        self._works.append((self._ports.spawn(self._run(key, work), self._name), work))
+        self._tasks.append(self._ports.spawn(self._run(key, work, *args, **kwargs), self._name))
 
     @property
     def busy(self) -> bool:
@@ -60,22 +61,20 @@ class FanOut(Generic[K, T]):
 
     def cancel(self) -> None:
         """Stop waiting; requests that were sent may still take effect."""
-        for task, work in self._works:
+        for task in self._tasks:
             task.cancel()
-            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-                work.close()  # it never began, and never will
 
-    async def _run(self, key: K, work: Coroutine[Any, Any, T]) -> None:
+    async def _run(self, key: K, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> None:
         outcome: T | BaseException
         try:
-            outcome = await work
+            outcome = await work(*args, **kwargs)
         except Exception as error:
             outcome = error
         self._outcomes.append((key, outcome))
         self._signal.set()
 
 
-async def together(ports: Ports, name: str, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def together(ports: Ports, name: str, works: Iterable[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
     """Run all at once and return their results in the given order; the first SluiceError is raised."""
     fan: FanOut[int, T] = FanOut(ports, name)
     for index, work in enumerate(works):

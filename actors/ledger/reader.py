@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -127,7 +128,7 @@ class LedgerReader:
                     if fan.busy:
                         self._bookies.suspect(asked)
                     asked = left.popleft()
-                    fan.start(asked, self._bookies.ask(asked, request, READ_TIMEOUT))
+                    fan.start(asked, self._bookies.ask, asked, request, READ_TIMEOUT)
                     continue
                 bookie, outcome = await fan.next()
                 try:
@@ -153,9 +154,9 @@ class LedgerReader:
         shares: dict[str, list[int]] = {}
         for run in runs:
             shares.setdefault(min(ledger.write_set(run), key=self._bookies.suspected), []).append(run)
-        asked = [self._heads_of(ledger, bookie, share) for bookie, share in shares.items()]
+        asked = [partial(self._heads_of, ledger, bookie, share) for bookie, share in shares.items()]
         found = {frame.header.run: frame for frames in await together(self._ports, "heads", asked) for frame in frames}
-        left = [self.run(ledger, run, part="head") for run in runs if run not in found]
+        left = [partial(self.run, ledger, run, part="head") for run in runs if run not in found]
         found |= {frame.header.run: frame for frame in await together(self._ports, "head", left)}
         return [found[run] for run in runs]
 
@@ -218,7 +219,7 @@ class LedgerReader:
         reasons = []
         try:
             for bookie in ledger.bookies():
-                fan.start(bookie, self._bookies.ask(bookie, DescribeLedger(ledger=ledger.id), DESCRIBE_TIMEOUT))
+                fan.start(bookie, self._bookies.ask, bookie, DescribeLedger(ledger=ledger.id), DESCRIBE_TIMEOUT)
             while fan.busy and not builder.complete:
                 bookie, outcome = await fan.next()
                 if isinstance(outcome, Fenced):

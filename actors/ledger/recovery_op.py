@@ -80,7 +80,7 @@ class _Recover:
         request = FenceLedger(ledger=self._ledger.id, epoch=self._epoch)
         fan: FanOut[str, FenceState] = FanOut(self._ports, "fence")
         for bookie in self._ledger.fragments[-1].bookies:
-            fan.start(bookie, self._bookies.ask(bookie, request, FENCE_TIMEOUT))
+            fan.start(bookie, self._bookies.ask, bookie, request, FENCE_TIMEOUT)
         reasons = []
         while fan.busy and not count.covered:
             bookie, outcome = await fan.next()
@@ -103,7 +103,7 @@ class _Recover:
         fan: FanOut[str, LedgerIndex] = FanOut(self._ports, "describe")
         for bookie in fence.fenced:
             request = DescribeLedger(ledger=self._ledger.id)
-            fan.start(bookie, self._bookies.ask(bookie, request, DESCRIBE_TIMEOUT))
+            fan.start(bookie, self._bookies.ask, bookie, request, DESCRIBE_TIMEOUT)
         confirmed = fence.last_confirmed
         while fan.busy:
             _, outcome = await fan.next()
@@ -120,7 +120,7 @@ class _Recover:
         # The votes of the recorded ensemble count, not of bookies that recovery itself brought in: those never had
         # anything of the old writer, and their "no such run" would prove nothing.
         for bookie in self._ledger.write_set(recovery.run):
-            fan.start(bookie, self._bookies.ask(bookie, request, READ_TIMEOUT))
+            fan.start(bookie, self._bookies.ask, bookie, request, READ_TIMEOUT)
         verdict, reasons = Verdict.OPEN, []
         try:
             while verdict is Verdict.OPEN:
@@ -179,7 +179,7 @@ class _Recover:
         )  # fmt: skip
         for bookie in recovery.write_set():
             if bookie not in stored:
-                fan.start(bookie, self._bookies.ask(bookie, add, ADD_TIMEOUT))
+                fan.start(bookie, self._bookies.ask, bookie, add, ADD_TIMEOUT)
         failed = []
         while fan.busy:
             bookie, outcome = await fan.next()

@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -156,7 +157,7 @@ class Replicator:
         for part in (again, [run for run in runs if run not in again]):
             for start in range(0, len(part), COPIES_AT_ONCE):
                 chosen = part[start : start + COPIES_AT_ONCE]
-                works = [self._copy(repair.ledger, run, spare[0], silent) for run in chosen]
+                works = [partial(self._copy, repair.ledger, run, spare[0], silent) for run in chosen]
                 await together(self._ports, "copy", works)
         await self._metadata.update(lambda record: with_repair(record, repair, spare[0]))
         self._ports.log("repaired", ledger=repair.ledger.id, lost=repair.lost, to=spare[0], runs=len(runs))
@@ -177,7 +178,7 @@ class Replicator:
             lacking = [run for run in missing if self._metadata.record.lost_run(ledger.id, run) is None]
             for start in range(0, len(lacking), COPIES_AT_ONCE):
                 chosen = lacking[start : start + COPIES_AT_ONCE]
-                works = [self._try_to_copy(ledger, run, bookie) for run in chosen]
+                works = [partial(self._try_to_copy, ledger, run, bookie) for run in chosen]
                 errors += itertools.chain(*await together(self._ports, "copy", works))
             copied += len(lacking)
         if errors:

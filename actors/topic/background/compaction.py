@@ -272,7 +272,8 @@ class Compaction(BackgroundJob):
         """Return the frames of some runs without those that were given up, in stretches that follow one another."""
         ledger, stretches = self._ledger(ledger_id), list[list[Frame]]([[]])
         there = [run for run in runs if self._log.record.lost_run(ledger_id, run) is None]
-        for frame in await together(self._ports, "compact", [self._log.reader.frame(ledger, run) for run in there]):
+        reads = [partial(self._log.reader.frame, ledger, run) for run in there]
+        for frame in await together(self._ports, "compact", reads):
             stretch = stretches[-1]
             if stretch and frame.header.run != stretch[-1].header.run + 1:
                 stretches.append([])

@@ -200,7 +200,7 @@ class Erasing(BackgroundJob):
         there = [run for run in range(ledger.last_run + 1) if self._log.record.lost_run(ledger.id, run) is None]
         for start in range(0, len(there), READ_AT_ONCE):
             self._log.check()
-            reads = [self._log.reader.frame(ledger, run) for run in there[start : start + READ_AT_ONCE]]
+            reads = [partial(self._log.reader.frame, ledger, run) for run in there[start : start + READ_AT_ONCE]]
             try:
                 frames = await together(self._ports, "erase", reads)
             except Unavailable as error:

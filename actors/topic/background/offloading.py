@@ -260,7 +260,7 @@ class Offloading(BackgroundJob):
         size = rows = 0
         while run <= ledger.last_run and size < GROUP_BYTES and rows < GROUP_ROWS:
             stop = min(run + READ_AT_ONCE, ledger.last_run + 1)
-            reads = [self._log.reader.frame(ledger, at) for at in range(run, stop)]
+            reads = [partial(self._log.reader.frame, ledger, at) for at in range(run, stop)]
             for frame in await together(self._ports, "offload", reads):
                 frames.append(frame)
                 size, rows, run = size + len(frame.payload), rows + frame.header.count, run + 1

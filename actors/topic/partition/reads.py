@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -202,7 +203,7 @@ class LogReads:
         if all(found):
             return [cached for cached in found if cached is not None]
         missing = [run for run, cached in zip(runs, found, strict=True) if cached is None]
-        loads = [self._load_once(ledger, run, whole, keep) for run in missing]
+        loads = [partial(self._load_once, ledger, run, whole, keep) for run in missing]
         loaded = iter(await together(self._ports, "read", loads))
         return [cached if cached is not None else next(loaded) for cached in found]
 
