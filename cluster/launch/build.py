@@ -91,9 +91,13 @@ class SluiceParts:
         self._shared, self._resources = SharedIndexes(), topic_resources()
         self._tables: Tables | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Send no part: a host of another version may lack its class."""
+        return {}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin with fresh parts in the host's process. A controller of another version has other parts, and sends
-        those.
+        """Begin with fresh parts in the host's process. A controller of another version has other parts, and an early
+        one sends those.
         """
         self.__dict__.update(vars(SluiceParts()))
 

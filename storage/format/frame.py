@@ -237,7 +237,7 @@ def head_size(prefix: Buffer) -> tuple[int, int, int]:
     if len(prefix) < PREFIX_BYTES:
         raise Corrupt("the frame is cut off in its first bytes")
     magic, header, columns, body = PREFIX.unpack_from(prefix)
-    if magic not in (MAGIC, WITH_SEGMENTS):
+    if magic[:3] != MAGIC[:3]:
         raise Corrupt("no frame starts here")
     if header > MAX_HEADER_BYTES or columns > 12 * MAX_RUN_MESSAGES or body > MAX_RUN_BYTES:
         raise Corrupt("the frame's lengths are beyond the limits")
@@ -245,7 +245,10 @@ def head_size(prefix: Buffer) -> tuple[int, int, int]:
 
 
 def decode_head(data: Buffer) -> Header:
-    """Check and decode prefix and header from the start of `data`. Raises Corrupt."""
+    """Check and decode prefix and header from the start of `data`.
+
+    Raises Corrupt on damage, Invalid for a kind of frame that is newer than this code.
+    """
     size, columns, _ = head_size(data)
     if len(data) < PREFIX_BYTES + size:
         raise Corrupt("the frame is cut off in its header")
@@ -254,6 +257,9 @@ def decode_head(data: Buffer) -> Header:
     expected = _CRC.unpack_from(data, PREFIX.size)[0]
     if google_crc32c.value(bytes(view[: PREFIX.size]) + bytes(packed)) != expected:
         raise Corrupt("the header's checksum does not fit")
+    if (magic := bytes(view[:4])) not in (MAGIC, WITH_SEGMENTS):
+        known = f"{MAGIC.decode()} and {WITH_SEGMENTS.decode()}"
+        raise Invalid(f"a run has the format {magic!r}, this version reads {known}: start the version that wrote it")
     try:
         header = _header_of(msgpack.unpackb(packed))
     except (ValueError, TypeError, msgpack.UnpackException) as error:

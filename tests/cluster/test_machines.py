@@ -23,10 +23,8 @@ from tests.kit.machine_scenes import KILL_HEAD, KILLED_S, play
 from tests.kit.site import PATIENCE_S, Site, answered, everywhere, hosts_of, prepared, rolled, typed
 from tests.s3server import available_kinds
 
-OLDER = "a0869c69"
-"""The version that machines are upgraded from: the first one whose controller goes on at once where a machine ends that
-was to start a process just then.
-"""
+OLDER = "717e4ed6"
+"""The version that machines are upgraded from: the last one that does not read runs of several producers."""
 MARK = "older"
 """A file in its tree, and in no other."""
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]

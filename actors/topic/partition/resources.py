@@ -25,3 +25,7 @@ class LogResources:
     results: Callable[[], Results]
     room: CacheRoom = field(default_factory=CacheRoom)
     ids: LedgerIds = field(default_factory=LedgerIds)
+
+
+ProcessResources = LogResources
+"""The name under which controllers of early versions send parts to a host, which makes its own."""

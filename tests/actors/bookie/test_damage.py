@@ -12,7 +12,8 @@ import pytest
 from sluice.actors import messages
 from sluice.actors.bookie import Bookie, BookieSettings
 from sluice.actors.ports import DiskFailed
-from sluice.storage.errors import Corrupt, Fenced, NotFound, Unavailable
+from sluice.storage.errors import Corrupt, Fenced, Invalid, NotFound, Unavailable
+from sluice.storage.format import frame as frames
 from sluice.storage.format.frame import Buffer
 from tests.actors.bookie.world import HARSH, World, add, payload_of, read, settle
 from tests.sim.disk import SimDisk
@@ -109,6 +110,21 @@ async def cut_each(step: int) -> dict[str, int]:
             del copy.files[name].data[cut:]
             outcomes[await judge(copy, meta, [*STORED, (1, 4)])] += 1
     return outcomes
+
+
+@simulated
+async def test_runs_of_a_newer_format_are_refused_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier version neither takes them for damage nor cuts them off; the newer one finds them afterwards."""
+    with monkeypatch.context() as newer:
+        newer.setattr(frames, "MAGIC", b"SLC9")
+        disk, meta = await written()
+        before = {name: bytes(disk.files[name].data) for name in segments_of(disk)}
+        newer.undo()
+        with pytest.raises(Invalid, match="SLC9"):
+            await World(disk, meta).started(SETTINGS)
+        assert {name: bytes(disk.files[name].data) for name in segments_of(disk)} == before
+        newer.setattr(frames, "MAGIC", b"SLC9")
+        assert await judge(disk, meta, STORED) == "served"
 
 
 @simulated
