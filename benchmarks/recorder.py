@@ -123,10 +123,10 @@ def _receive(consumer: Any, messages: int) -> None:
 
 
 WORKS: dict[str, tuple[Callable[[Side, int], None], int]] = {
-    "alone": (alone, 500),
-    "callers": (callers, 4_000),
-    "singles": (singles, 50_000),
-    "batches": (batches, 500_000),
+    "alone": (alone, 100),
+    "callers": (callers, 800),
+    "singles": (singles, 20_000),
+    "batches": (batches, 200_000),
 }
 
 
@@ -169,7 +169,7 @@ def measure(names: list[str], pairs: int, small: bool) -> Iterator[tuple[str, di
 def main() -> None:
     """Parse the command line and print the result."""
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=count, default=30)
+    parser.add_argument("--pairs", type=count, default=60)
     parser.add_argument("--works", default=",".join(WORKS), help="which of the works, with commas between")
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
     options = parser.parse_args()

@@ -23,6 +23,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec.msgpack import Encoder, Ext
 
 from sluice.actors.key_shared import Share
 from sluice.storage.errors import Corrupt, Invalid, NotFound
@@ -37,9 +38,12 @@ _CHUNK = struct.Struct("<III")
 MOST_UNPACKED = 256 * 1024 * 1024
 """A chunk that claims more bytes is refused."""
 _TYPES = ("<i8", "<u4", "<u2", "|u1", "|b1", "<i4", "<u8")
-_NUMBERS = {np.dtype(name): bytes((number,)) for number, name in enumerate(_TYPES)}
+_NUMBERS = {np.dtype(name).num: bytes((number,)) for number, name in enumerate(_TYPES)}
 _ARRAY, _DIFFERENCES, _COUNTS_UP = 1, 2, 3
 FEW = 32
+_DENSE, _FAST = pa.Codec("zstd", compression_level=1), pa.Codec("zstd", compression_level=-10)
+_LARGE = 32 * 1024
+"""A body of more bytes is mostly hashes, which do not get shorter."""
 
 CALLS = (
     "begin", "snapshot", "gap", "route", "append", "acknowledge_soon", "grant", "mark_deleted", "reach", "due",
@@ -117,23 +121,23 @@ def _few(values: npt.NDArray[Any]) -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        kind = _NUMBERS[value.dtype]
-        if kind == b"\0" and len(value) > 1:
+        kind = _NUMBERS[value.dtype.num]
+        if kind == b"\0" and len(value) > FEW:
             return _differences(value)
-        return msgpack.ExtType(_ARRAY, kind + value.tobytes())
+        return Ext(_ARRAY, kind + value.tobytes())
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"a {type(value).__name__} cannot be recorded")
 
 
-def _differences(values: npt.NDArray[np.int64]) -> msgpack.ExtType:
+def _differences(values: npt.NDArray[np.int64]) -> Ext:
     first, steps = values[:1].tobytes(), np.diff(values)
     least, most = int(steps.min()), int(steps.max())
     if least == most == 1:
-        return msgpack.ExtType(_COUNTS_UP, first + struct.pack("<I", len(values)))
+        return Ext(_COUNTS_UP, first + struct.pack("<I", len(values)))
     narrow = next((number for number in (3, 2, 1) if most < 1 << 8 * np.dtype(_TYPES[number]).itemsize), 0)
     number = narrow if least >= 0 else 0
-    return msgpack.ExtType(_DIFFERENCES, bytes((number,)) + first + steps.astype(_TYPES[number]).tobytes())
+    return Ext(_DIFFERENCES, bytes((number,)) + first + steps.astype(_TYPES[number]).tobytes())
 
 
 def _array(code: int, data: bytes) -> npt.NDArray[Any]:
@@ -155,10 +159,13 @@ def _routed(call: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*call[:3], outcome(call[3]), call[4]) if type(call[3]) is list else call
 
 
+_ENCODER = Encoder(enc_hook=_plain)
+
+
 def pack(chunk: RecordedCalls) -> bytes:
     """A chunk as it stands in a file."""
-    body = msgpack.packb([*chunk.of, chunk.first, chunk.at, list(map(_routed, chunk.calls))], default=_plain)
-    packed: bytes = pa.compress(body, codec="zstd", asbytes=True)
+    body = _ENCODER.encode([*chunk.of, chunk.first, chunk.at, list(map(_routed, chunk.calls))])
+    packed: bytes = (_FAST if len(body) > _LARGE else _DENSE).compress(body, asbytes=True)
     return _CHUNK.pack(len(packed), len(body), google_crc32c.value(packed)) + packed
 
 

@@ -1,12 +1,14 @@
 """The flight recorder of a process: writes the calls of its dispatchers into a ring of files, in the background.
 
 The path of a message never waits for it. Calls gather in memory, and a task that is there only while there are some
-writes them every `EVERY_MS`. A process that is killed loses at most those of that time. With each new file the
-dispatchers are asked for a snapshot, so a replay can begin in every file that the ring still has.
+writes them every `EVERY_MS`. A process that is killed loses at most those of that time. Dispatchers whose last snapshot
+is in the older half of the ring are asked for a new one, so a replay can begin in the newer half. With each file they
+are few, because a snapshot takes processor time.
 """
 
 from __future__ import annotations
 
+import heapq
 from functools import partial
 
 from sluice.actors.key_shared import History, KeySharedDispatcher
@@ -20,6 +22,8 @@ KEPT_MS = 3_600_000
 PREFIX = "flight-"
 _FILES = 8
 """Files of a full ring."""
+_SNAPSHOTS = 128
+"""The most dispatchers that are asked for a snapshot with a new file."""
 
 
 class FlightRecorder:
@@ -103,19 +107,19 @@ class FlightRecorder:
                 self._hurry.clear()
                 now = ports.clock.now()
                 chunks, self._left = self._left, []
-                chunks += [chunk for each in self._recordings.values() if (chunk := each.taken(now)) is not None]
+                filled, self._room.filled = self._room.filled, []
+                chunks += [chunk for each in filled if (chunk := each.taken(now)) is not None]
                 if not chunks:
                     self._room.awake = False
                     return
-                for chunk in chunks:
-                    await self._append(ports, await ports.work(partial(pack, chunk)), now)
+                await self._append(ports, await ports.work(partial(_packed, chunks)), now)
         except (DiskFailed, DiskFull, OSError) as error:
             ports.log("recorder_off", error=str(error))
             self._ports = None  # `awake` stays, so nobody begins again
             for recording in self._recordings.values():
                 recording.stop()
 
-    async def _append(self, ports: Ports, packed: bytes, now: int) -> None:
+    async def _append(self, ports: Ports, packed: list[bytes], now: int) -> None:
         disk = ports.disk
         assert disk is not None
         if self._ring is None:
@@ -124,12 +128,11 @@ class FlightRecorder:
             self._next = 1 + max((int(name.removeprefix(PREFIX)) for name in names), default=0)
             self._begin_file()
         name, size, _ = self._ring[-1]
-        if size + len(packed) > self._limit // _FILES and size > len(HEADER):
+        if size and size + sum(map(len, packed)) > self._limit // _FILES:
             self._begin_file()
             name, size, _ = self._ring[-1]
-            for recording in self._recordings.values():
-                recording.ask_for_snapshot()
-        parts = [packed] if size else [HEADER, packed]
+            self._ask_for_snapshots()
+        parts = packed if size else [HEADER, *packed]
         size += sum(map(len, parts))
         self._ring[-1] = name, size, now
         await disk.append(name, parts, sync=False)
@@ -138,7 +141,18 @@ class FlightRecorder:
         ):
             await disk.delete(self._ring.pop(0)[0])
 
+    def _ask_for_snapshots(self) -> None:
+        for recording in self._recordings.values():
+            recording.age += 1
+        old = [recording for recording in self._recordings.values() if recording.age >= _FILES // 2]
+        for recording in heapq.nlargest(_SNAPSHOTS, old, key=lambda recording: recording.age):
+            recording.ask_for_snapshot()
+
     def _begin_file(self) -> None:
         assert self._ring is not None
         self._ring.append((f"{PREFIX}{self._next:08}", 0, 0))
         self._next += 1
+
+
+def _packed(chunks: list[RecordedCalls]) -> list[bytes]:
+    return list(map(pack, chunks))

@@ -47,7 +47,7 @@ _ROUTE = NUMBERS["route"]
 
 
 class RecordingRoom:
-    """The memory of all recordings of a process. held: bytes of calls that are not written.
+    """The memory of all recordings of a process. held: bytes of calls that are not written; filled: whose they are.
 
     wake: called when there is a call to write, unless `awake`; with True: when there are many. The one who is woken
     sets `awake`.
@@ -56,11 +56,13 @@ class RecordingRoom:
     def __init__(self, wake: Callable[[bool], None] = lambda hurry: None) -> None:
         self.wake = wake
         self.held = 0
+        self.filled: list[Recording] = []
         self.awake = False
 
 
 class Recording:
     """The calls of one dispatcher that are not written yet. dropped: calls that had no room, since the last snapshot.
+    age: how many files were begun since then.
 
     Calls are the values of RecordedCall in plain tuples, which the garbage collector lets go of.
     """
@@ -69,7 +71,7 @@ class Recording:
         self.of, self._room = of, room or RecordingRoom()
         self._calls: list[tuple[Any, ...]] = []
         self._bytes, self._first = 0, 0
-        self.dropped = 0
+        self.dropped, self.age = 0, 0
         self._patience = 0
         self.wants_snapshot = False
 
@@ -78,7 +80,10 @@ class Recording:
         room = self._room
         if self.dropped or room.held > MOST_BYTES:
             self.dropped += 1
+            self.wants_snapshot = True
             return
+        if not self._calls:
+            room.filled.append(self)
         for value in call[1]:
             if type(value) is np.ndarray:
                 size += value.nbytes
@@ -99,14 +104,15 @@ class Recording:
 
     def ask_for_snapshot(self) -> None:
         """The next dispatch pass leaves a snapshot, or one that finds few messages."""
-        self.wants_snapshot, self._patience = True, PATIENCE
+        if not self.wants_snapshot:
+            self.wants_snapshot, self._patience = True, PATIENCE
 
     def snapshot(self, decisions: KeySharedDispatcher, unfinished: int) -> None:
         """Keep the whole state, and say before it how many calls are missing. unfinished: messages in it."""
         self._patience -= 1
         if self._room.held > MOST_BYTES or (unfinished > CALM and self._patience > 0):
             return
-        self.wants_snapshot = False
+        self.wants_snapshot, self.age = False, 0
         missing, self.dropped = self.dropped, 0
         if missing:
             self.note((NUMBERS["gap"], (missing,), None, None, ""))
@@ -115,8 +121,6 @@ class Recording:
 
     def taken(self, at: int) -> RecordedCalls | None:
         """All calls since this was asked last, as of `at` (ms of the wall clock); None if there are none."""
-        if self.dropped:
-            self.wants_snapshot = True
         if not self._calls:
             return None
         chunk = RecordedCalls(self.of, self._first, at, self._calls)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sluice.actors.dispatcher.takeover import ProcessRecorder
-from sluice.actors.key_shared import NEW_OWNER
+from sluice.actors.key_shared import NEW_OWNER, History
+from sluice.actors.messages import SubscriptionSettings
 from sluice.actors.ports import DiskFailed, InCommon, Ports
+from sluice.actors.recorder import flight_recorder
 from sluice.actors.recorder.flight_file import EVERY_MS, RecordedCalls, unpack
 from sluice.actors.recorder.flight_recorder import FlightRecorder
 from sluice.actors.recorder.replay import replay
@@ -92,6 +94,34 @@ def test_a_full_ring_keeps_its_bytes_and_can_be_replayed() -> None:
         (found,) = replay(await chunks_of(ports)).values()
         assert found.difference is None
         assert found.decisions > 0
+
+    play(scenario)
+
+
+def test_many_dispatchers_then_a_new_file_asks_some_in_turn() -> None:
+    async def scenario(broker: Broker) -> None:
+        ports = opened(broker, 8 * 40_000)
+        recorder = broker.world.hosts["broker"].of(ProcessRecorder).recorder
+        assert recorder is not None
+        made = [
+            recorder.decisions(
+                ("t", number, "s", 1), SubscriptionSettings(), partition=number, first_consumer=1, history=History(1)
+            )
+            for number in range(2 * flight_recorder._SNAPSHOTS)
+        ]
+        snapshots = []
+        for turn in range(60):
+            for each in made:
+                each.route(turn)
+            await broker.quiet(2 * EVERY_MS)
+            disk = ports.disk
+            assert disk is not None
+            newest = (await disk.names())[-1]
+            chunks = unpack(await disk.read(newest, 0, await disk.size(newest)), newest)
+            snapshots.append({chunk.of for chunk in chunks if any(call.name == "snapshot" for call in chunk)})
+        asked = [each for each in snapshots if each]
+        assert max(map(len, asked)) == flight_recorder._SNAPSHOTS
+        assert len(set().union(*asked)) == len(made)
 
     play(scenario)
 
