@@ -1,4 +1,4 @@
-"""Checks the settings that users give to the client: their names, types and combinations."""
+"""Checks what users give to the client: names, types and combinations of settings, keys and payloads."""
 
 from __future__ import annotations
 
@@ -37,6 +37,21 @@ def check_callback(name: str, value: object) -> None:
     """Raises Invalid unless it can be called, or is None."""
     if value is not None and not callable(value):
         raise Invalid(f"{name} is a function, not {value!r}")
+
+
+def as_bytes(value: str | bytes | None) -> bytes | None:
+    """A key or a payload as messages carry it. Raises Invalid for text that is none."""
+    try:
+        return value.encode() if isinstance(value, str) else value
+    except UnicodeEncodeError:
+        raise Invalid(f"{str(value)[:40]!r} is not Unicode text: give bytes instead") from None
+
+
+def as_payload(content: object) -> bytes:
+    """A payload. Raises Invalid for what is neither bytes nor text."""
+    if isinstance(content, bytes | str):
+        return bytes(as_bytes(content) or b"")
+    raise Invalid(f"a payload is bytes or text, not {type(content).__name__}")
 
 
 def check_known(what: str, values: Collection[str], kind: Any) -> None:

@@ -18,8 +18,7 @@ import sluice
 from sluice.actors.messages.settings import CHOICES, SubscriptionSettings, TopicSettings
 from sluice.actors.producer.batches import HASHING_SCHEMES
 from sluice.cluster.client.client import Client
-from sluice.cluster.client.consumer_options import consumer_options
-from sluice.cluster.client.producer_core import producer_options
+from sluice.cluster.client.options import consumer_options, producer_options
 from sluice.cluster.client.typed_settings import (
     OwnConsumerSettings,
     ProducerSettings,
