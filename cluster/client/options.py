@@ -148,7 +148,7 @@ def consumer_options(
     check_whole("priority_level", priority_level, 0, MOST_PRIORITY)
     check_whole("negative_ack_redelivery_delay_ms", negative_ack_redelivery_delay_ms, 0, LAST_TIME)
     check_timeout("timeout_ms", timeout_ms)
-    check_callback("on_ranges", on_ranges)
+    check_callback("on_ranges", on_ranges, 3)
     check_whole("max_pending_chunked_message", max_pending_chunked_message, 1, MOST_QUEUED)
     expire = expire_time_of_incomplete_chunked_message_ms
     check_whole("expire_time_of_incomplete_chunked_message_ms", expire, 1, MOST_QUEUED)

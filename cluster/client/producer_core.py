@@ -273,9 +273,9 @@ class ProducerCore(OfThisProcess, Generic[S]):
 
     def _begin(self, callback: object = None) -> int:
         """The time. Raises Invalid in a forked child, where a thread that is not there may hold the lock, and for a
-        callback that is no function.
+        callback that is no function of two arguments.
         """
-        check_callback("callback", callback)
+        check_callback("callback", callback, 2)
         self._loop.check_process()
         return self._ports.clock.now()
 
