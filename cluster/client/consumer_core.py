@@ -30,6 +30,7 @@ from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.messages import Event
 from sluice.cluster.base.loop import Home, NoReplyInTime, call_user, within
 from sluice.cluster.base.own_process import OfThisProcess
+from sluice.cluster.base.tracing import traced_receive
 from sluice.cluster.client.chunk_joiner import ChunkJoiner
 from sluice.cluster.client.message import Batch, Message, MessageId
 from sluice.cluster.client.options import ConsumerOptions
@@ -74,10 +75,12 @@ class ConsumerCore(OfThisProcess, Generic[V]):
     inner = OfThisProcess.inner | {
         "asking", "drop_topic", "join", "leave", "look", "missed_topic", "on_event", "options", "parts",
         "receive_here", "receive_nowait", "receive_several", "received", "receiver_of", "taking_back",
-        "tell_partitions", "wake"
+        "tell_partitions", "traces", "wake"
     }  # fmt: skip
 
     elsewhere = "another one connects and opens its own"
+    traces = True
+    """Whether a tracer hears of what is received. A pool tells it by itself."""
 
     def __init__(
         self,
@@ -254,6 +257,9 @@ class ConsumerCore(OfThisProcess, Generic[V]):
             if not (ack_receipt or self._loop_told):
                 self._hand_over_now()
         return consumer
+
+    def _traced(self, message: Message[V]) -> Message[V]:
+        return traced_receive(message, self.options.subscription) if self.traces else message
 
     def _took(self, consumer: PartitionConsumer, part: Received) -> None:
         """A part was taken from the queue, and its permits are free now."""
