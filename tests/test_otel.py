@@ -81,11 +81,13 @@ def test_a_handler_goes_on_with_the_trace_of_the_sender(
     with sluice.Workers("orders", "billing", handler, client=client):
         (handled,) = ended(spans, 1, "process orders")
     (began,) = ended(spans, 1, "send orders")
+    (waited,) = ended(spans, 1, "receive orders")
     assert (began.kind, handled.kind) == (trace.SpanKind.PRODUCER, trace.SpanKind.CONSUMER)
     assert handled.parent is not None
     assert (handled.parent.trace_id, handled.parent.span_id) == (began.context.trace_id, began.context.span_id)
     assert [one.span_id for one in current] in ([], [handled.context.span_id])
-    for span, verb in ((began, "send"), (handled, "process")):
+    assert waited.parent == handled.parent
+    for span, verb in ((began, "send"), (waited, "receive"), (handled, "process")):
         told = attributes(span)
         assert told["messaging.system"] == "sluice"
         assert told["messaging.operation.type"] == verb
@@ -156,13 +158,28 @@ def test_results_are_read_within_the_span(spans: InMemorySpanExporter, client: s
     assert within == [handled.context.span_id]
 
 
+def test_a_received_message_has_a_span_of_its_wait(spans: InMemorySpanExporter, client: sluice.Client) -> None:
+    with client.subscribe("orders", "billing") as consumer, client.create_producer("orders") as producer:
+        sent = producer.send(b"later", deliver_after=timedelta(milliseconds=50))
+        consumer.receive()
+    (began,) = ended(spans, 1, "send orders")
+    (waited,) = ended(spans, 1, "receive orders")
+    assert (waited.parent and waited.parent.span_id) == began.context.span_id
+    assert attributes(waited)["messaging.message.id"] == str(sent)
+    assert attributes(waited)["messaging.destination.subscription.name"] == "billing"
+    assert attributes(waited)["sluice.wait.reason"] == "delayed"
+    assert (waited.end_time or 0) - (waited.start_time or 0) >= 50_000_000
+
+
 async def test_an_asyncio_program_is_traced(spans: InMemorySpanExporter) -> None:
     async with await sluice.connect_async(embedded=True) as client:
         await client.create_topic("orders")
         async with await client.create_producer("orders") as producer:
+            consumer = await client.subscribe("orders", "billing")
             with trace.get_tracer("test", tracer_provider=None).start_as_current_span("request"):
                 await producer.send(b"x")
-    assert [span.name for span in spans.get_finished_spans()] == ["send orders"]
+            await consumer.receive()
+    assert [span.name for span in spans.get_finished_spans()] == ["send orders", "receive orders"]
 
 
 SENT = """

@@ -38,10 +38,12 @@ class ConsumerConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerCallbacks:
     """on_received: with each part that came. on_event: with the partition and what it is told. before_send: when
-    something is about to go that takes acknowledgements along. taking_back: see there.
+    something is about to go that takes acknowledgements along. taking_back: see there. divide: makes several parts of
+    one before it is held.
     """
 
     on_received: Callable[[Received], None]
     on_event: Callable[[int, Event], None]
     before_send: Callable[[], None] = lambda: None
     taking_back: TakingBack = field(default_factory=TakingBack)
+    divide: Callable[[Received], Sequence[Received]] = lambda part: (part,)

@@ -538,9 +538,10 @@ class PartitionConsumer:
         if len(trimmed):
             self._queued -= len(trimmed)
             self.acknowledge_positions(trimmed)
-        for received in messages:
-            self._holding.add(received)
-            self._callbacks.on_received(received)
+        for came in messages:
+            for received in self._callbacks.divide(came):
+                self._holding.add(received)
+                self._callbacks.on_received(received)
 
     # -- acknowledgements -----------------------------------------------------------------------------------------
 

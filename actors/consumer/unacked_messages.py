@@ -108,6 +108,14 @@ class Received:
         rows = np.flatnonzero(self.open) if rows is None else rows[self.open[rows]]
         return self.redeliveries[rows].astype(np.uint8)
 
+    def as_shown(self, row: int) -> tuple[Received, int]:
+        """The part and the row as which the application has this row."""
+        return self, row
+
+    def unseen(self, rows: npt.NDArray[np.int64]) -> int:
+        """How many of these rows leave the application's queue when they are taken back."""
+        return 0 if self.shown else len(rows)
+
     def take_back(self, rows: npt.NDArray[np.int64]) -> None:
         """Mark rows as taken back, or drop them if the application has not seen this part."""
         self.open[rows] = False
@@ -315,7 +323,7 @@ class UnackedMessageTracker:
                 continue
             back.append(part.positions[rows])
             seen.append(part.positions[rows[rows < part.shown]])
-            unseen += 0 if part.shown else len(rows)
+            unseen += part.unseen(rows)
             part.take_back(rows)
         self.prune()
         return np.unique(np.concatenate(back)), np.unique(np.concatenate(seen)), unseen

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+M = TypeVar("M")
 Properties = dict[str, str] | None
 Callback = Callable[..., None] | None
 
@@ -27,6 +28,9 @@ class Tracing(Protocol):
         message id) at its end.
         """
 
+    def received(self, message: Any, subscription: str) -> None:
+        """A message was received by itself."""
+
     def handled(self, call: Callable[[Any], Any], subscription: str, worker: str) -> Callable[[Any], Any]:
         """Return a pool's handler of messages that is traced."""
 
@@ -39,6 +43,13 @@ def traced_message(
 ) -> tuple[Properties, Callback]:
     """Return the properties and the callback of a message, traced if anything is."""
     return (properties, callback) if ACTIVE is None else ACTIVE.publishing(producer, payload, properties, callback)
+
+
+def traced_receive(message: M, subscription: str) -> M:
+    """Return a message that was received, traced if anything is."""
+    if ACTIVE is not None:
+        ACTIVE.received(message, subscription)
+    return message
 
 
 def traced(call: Callable[[Any], Any], subscription: str, worker: str) -> Callable[[Any], Any]:

@@ -55,12 +55,13 @@ from sluice.cluster.base.real import RealClock, StructuredLog, Tasks, TroubleLog
 from sluice.cluster.client.alarms import alarms_of
 from sluice.cluster.client.async_consumer import AsyncConsumer
 from sluice.cluster.client.async_producer import AsyncProducer
+from sluice.cluster.client.chunk_joiner import divide
 from sluice.cluster.client.consumer_core import ConsumerCore
-from sluice.cluster.client.consumer_options import consumer_options
 from sluice.cluster.client.dead_letters import AsyncDeadLetters
 from sluice.cluster.client.delayed import DelayedChanges, due_time
 from sluice.cluster.client.message import MessageId
-from sluice.cluster.client.producer_core import ProducerCore, ProducerOptions, producer_options
+from sluice.cluster.client.options import ProducerOptions, consumer_options, producer_options
+from sluice.cluster.client.producer_core import ProducerCore
 from sluice.cluster.client.reader import AsyncReader, reader_name, reading
 from sluice.cluster.client.settings_input import (
     check_known,
@@ -416,6 +417,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
         timeout_ms = settings.get("timeout_ms", SUBSCRIBE_TIMEOUT)
         options = consumer_options(topic, subscription_name, not named, **own)
         wanted = wanted_subscription(kept, named, subscription_name, named=options.named)
+        options = replace(options, shared=wanted.type == "shared")
         said = [setting for setting in kept if setting not in OF_MAKING]
         from_start = msgspec.structs.replace(wanted, initial_position="earliest")
         consumer = face(self.home, options, self._forget, typed)
@@ -553,6 +555,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
             on_event=consumer.on_event,
             before_send=consumer.tell_partitions,
             taking_back=consumer.taking_back,
+            divide=divide,
         )
         parts += [
             PartitionConsumer(

@@ -27,7 +27,7 @@ class AsyncConsumer(ConsumerCore[V]):
     async def receive(self, timeout_millis: int | None = None) -> Message[V]:
         """Wait for one message. Raises Timeout if none came in time."""
         self._loop.check_process()
-        return await self._receiving.receive_async(timeout_millis)
+        return self._traced(await self._receiving.receive_async(timeout_millis))
 
     def __aiter__(self) -> AsyncConsumer[V]:
         return self

@@ -37,7 +37,7 @@ class Consumer(ConsumerCore[V]):
     def receive(self, timeout_millis: int | None = None) -> Message[V]:
         """One message. Raises Timeout if none came in time."""
         self._loop.check_process()
-        return self._receiving.receive(timeout_millis)
+        return self._traced(self._receiving.receive(timeout_millis))
 
     def receive_several(self, most: int) -> list[Message[V]]:
         """Take several messages for a caller that handles them one at a time; see ReceiverQueue.receive_several."""
@@ -62,7 +62,7 @@ class Consumer(ConsumerCore[V]):
         takes no message. Raises Timeout if none came in time.
         """
         self._loop.check_process()
-        return await self._receiving.receive_async(timeout_millis)
+        return self._traced(await self._receiving.receive_async(timeout_millis))
 
     def acknowledge(
         self,

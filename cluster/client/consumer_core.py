@@ -23,14 +23,17 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.actors.consumer.acknowledgements import report_losses
+from sluice.actors.consumer.chunks import Chunk
 from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.revocations import TakingBack
 from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.messages import Event
 from sluice.cluster.base.loop import Home, NoReplyInTime, call_user, within
 from sluice.cluster.base.own_process import OfThisProcess
-from sluice.cluster.client.consumer_options import ConsumerOptions
+from sluice.cluster.base.tracing import traced_receive
+from sluice.cluster.client.chunk_joiner import ChunkJoiner
 from sluice.cluster.client.message import Batch, Message, MessageId
+from sluice.cluster.client.options import ConsumerOptions
 from sluice.cluster.client.receiver_queue import ReceiverQueue
 from sluice.cluster.client.typed_values import TypedValues
 from sluice.cluster.typed.variables import V
@@ -59,6 +62,8 @@ class Asking(Protocol):
 
     async def last_message_ids(self, topic: str) -> list[MessageId]: ...
 
+    async def stats(self, topic: str, subscription: str) -> list[dict[str, Any]]: ...
+
     async def topic_of(self, message: MessageId, topics: Sequence[str]) -> str: ...
 
     async def delete_subscription(self, topic: str, subscription: str, force: bool = False) -> None: ...
@@ -68,11 +73,14 @@ class ConsumerCore(OfThisProcess, Generic[V]):
     """A consumer without the calls that wait. Safe for threads on a LoopThread."""
 
     inner = OfThisProcess.inner | {
-        "asking", "drop_topic", "join", "leave", "look", "missed_topic", "on_event", "options", "parts", "receive_here",
-        "receive_nowait", "receive_several", "received", "receiver_of", "taking_back", "tell_partitions", "wake"
+        "asking", "drop_topic", "join", "leave", "look", "missed_topic", "on_event", "options", "parts",
+        "receive_here", "receive_nowait", "receive_several", "received", "receiver_of", "taking_back",
+        "tell_partitions", "traces", "wake"
     }  # fmt: skip
 
     elsewhere = "another one connects and opens its own"
+    traces = True
+    """Whether a tracer hears of what is received. A pool tells it by itself."""
 
     def __init__(
         self,
@@ -103,6 +111,7 @@ class ConsumerCore(OfThisProcess, Generic[V]):
         self._loop_told = self._loop_called = False
         """Whether the loop's thread will look at them: at some time, and at once."""
         self._timer: asyncio.TimerHandle | None = None
+        self._chunks = ChunkJoiner(loop, options, lambda: self._client, self._receiving.end)
         self._full = False
         """Whether the partitions fetch nothing, because what was not received yet has many bytes."""
         self._closed = False
@@ -133,6 +142,10 @@ class ConsumerCore(OfThisProcess, Generic[V]):
 
     def received(self, consumer: PartitionConsumer, part: Received) -> None:
         """A part has arrived. One whose definitions are not here waits for them, and so do those behind it."""
+        if isinstance(part, Chunk):
+            if (whole := self._chunks.add(consumer, part)) is None:
+                return
+            part = whole
         if self._typed is None or not (self._unread or self._typed.unknown_in(part)):
             self._add(consumer, part)
             return
@@ -244,6 +257,9 @@ class ConsumerCore(OfThisProcess, Generic[V]):
             if not (ack_receipt or self._loop_told):
                 self._hand_over_now()
         return consumer
+
+    def _traced(self, message: Message[V]) -> Message[V]:
+        return traced_receive(message, self.options.subscription) if self.traces else message
 
     def _took(self, consumer: PartitionConsumer, part: Received) -> None:
         """A part was taken from the queue, and its permits are free now."""
@@ -366,7 +382,11 @@ class ConsumerCore(OfThisProcess, Generic[V]):
         for part in self.parts:
             part.pause()
         waiting = [part for _, part in self._unread]
-        for unseen in [*self._receiving.clear(), *waiting]:  # nobody will see these: they go back with the rest
+        for unseen in [
+            *self._receiving.clear(),
+            *waiting,
+            *self._chunks.clear(),
+        ]:  # nobody will see these: they go back with the rest
             unseen.close()
         self._unread.clear()
         deadline = time.monotonic() + drain_timeout_ms / 1000
@@ -400,7 +420,8 @@ class ConsumerCore(OfThisProcess, Generic[V]):
         with self._receiving.lock:  # nothing is taken back meanwhile
             for consumer in self.parts:  # no two topics have a ledger in common
                 if consumer.partition == what.partition_index and (found := consumer.find(what.position)):
-                    return consumer, *found
+                    part, row = found
+                    return consumer, *part.as_shown(row)
         raise NotFound(f"message {what} was not received here, or is done")
 
     def _partition_of(self, batch: Batch[Any]) -> PartitionConsumer:

@@ -16,110 +16,39 @@ the order of that queue.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Generic, Protocol
+from typing import Any, Generic
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.actors.messages import ACCESS_MODES, DELAY_ID, AccessMode
-from sluice.actors.messages.limits import SEQUENCES
-from sluice.actors.ownership.names import check_name
+from sluice.actors.consumer.chunks import MOST_BYTES
+from sluice.actors.messages import DELAY_ID
 from sluice.actors.ports import Ports
-from sluice.actors.producer.batches import HASHING_SCHEMES, MURMUR3, Outgoing, cut, split
+from sluice.actors.producer.batches import Outgoing, cut, split
 from sluice.actors.producer.producer import PartitionProducer
 from sluice.cluster.base import tracing
 from sluice.cluster.base.loop import Home, call_user
 from sluice.cluster.base.own_process import OfThisProcess
 from sluice.cluster.client.delayed import due_after
-from sluice.cluster.client.receipts import Receipt, SendCallback, SentMessage
-from sluice.cluster.client.settings_input import check_callback, check_columns, check_whole
+from sluice.cluster.client.options import ProducerOptions
+from sluice.cluster.client.receipts import Receipt, SendCallback, SentMessage, sent_message
+from sluice.cluster.client.settings_input import as_bytes, as_payload, check_callback, check_columns
 from sluice.cluster.typed.variables import S
 from sluice.storage.errors import Fenced, Invalid, SluiceError, Unavailable
-from sluice.storage.format.batch import MAX_MESSAGE_BYTES, StoredBatch, check_compression, make_batch
+from sluice.storage.format.batch import MAX_MESSAGE_BYTES, StoredBatch, make_batch
 from sluice.storage.format.message_container import MessageContainer
 
 MAX_PENDING_BYTES = 128 * 1024 * 1024
 MAX_PENDING_MESSAGES = 500_000
-MOST_BATCHING = (1 << 31) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Batching:
-    """When gathered messages go out. Raises Invalid."""
-
-    max_messages: int = 1000
-    max_bytes: int = 128 * 1024
-    max_delay_ms: int = 10
-
-    def __post_init__(self) -> None:
-        check_whole("batching_max_messages", self.max_messages, 1, MOST_BATCHING)
-        check_whole("batching_max_allowed_size_in_bytes", self.max_bytes, 1, MOST_BATCHING)
-        check_whole("batching_max_publish_delay_ms", self.max_delay_ms, 0, MOST_BATCHING)
-
-
-class Encoder(Protocol):
-    """Makes payloads of a user's values."""
-
-    def encode(self, value: object) -> bytes:
-        """Return the payload of a value. Raises Invalid for another type."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerOptions:
-    """The checked settings of `create_producer`. send_timeout_s: None is without end."""
-
-    topic: str
-    name: str
-    initial_sequence_id: int | None = None
-    send_timeout_s: float | None = 30.0
-    compression: str | None = None
-    batching: Batching = Batching()
-    hashing_scheme: str = MURMUR3
-    access: AccessMode = "shared"
-    values: Encoder | None = None
-    """Makes payloads of a producer with a schema."""
-    pulsar: bytes | None = None
-    """The column `pulsar` of its messages: the version of the schema."""
-
-
-def producer_options(
-    topic: str,
-    name: str,
-    *,
-    initial_sequence_id: int | None = None,
-    send_timeout_millis: int = 30_000,
-    compression: str | None = None,
-    batching_max_messages: int = 1000,
-    batching_max_allowed_size_in_bytes: int = 128 * 1024,
-    batching_max_publish_delay_ms: int = 10,
-    hashing_scheme: str = MURMUR3,
-    access_mode: AccessMode = "shared",
-) -> ProducerOptions:
-    """Check the settings of `create_producer`. Raises Invalid."""
-    if hashing_scheme not in HASHING_SCHEMES:
-        raise Invalid(f"hashing_scheme is {' or '.join(HASHING_SCHEMES)}, not {hashing_scheme!r}")
-    if access_mode not in ACCESS_MODES:
-        raise Invalid(f"access_mode is {', '.join(ACCESS_MODES[:-1])} or {ACCESS_MODES[-1]}, not {access_mode!r}")
-    if initial_sequence_id is not None:
-        check_whole("initial_sequence_id", initial_sequence_id, 0, SEQUENCES - 1)
-    check_whole("send_timeout_millis", send_timeout_millis, 0, MOST_BATCHING)
-    check_compression(compression)
-    return ProducerOptions(
-        topic=topic,
-        name=check_name("producer", name),
-        initial_sequence_id=initial_sequence_id,
-        send_timeout_s=send_timeout_millis / 1000 or None,
-        compression=compression,
-        batching=Batching(batching_max_messages, batching_max_allowed_size_in_bytes, batching_max_publish_delay_ms),
-        hashing_scheme=hashing_scheme,
-        access=access_mode,
-    )
+Pieces = list[tuple[bytes, bytes | None]]
+"""Payloads of a message, several if it goes in chunks, each with what stands in its column `pulsar`."""
 
 
 @dataclass(eq=False, slots=True)
@@ -130,6 +59,18 @@ class _Gathered:
     receipt: Receipt
     container: MessageContainer
     callbacks: dict[int, SendCallback] = field(default_factory=dict)
+
+    def add(
+        self, pieces: Pieces, key: bytes | None, now: int, callback: SendCallback | None, **details: Any
+    ) -> SentMessage:
+        """Add one message. Raises Invalid and adds nothing."""
+        first = self.container.count
+        for piece, chunk in pieces:
+            self.container.add(piece, key, now, chunk=None if chunk is None else (chunk, first), **details)
+        sent = sent_message(self.receipt, first, len(pieces))
+        if callback is not None:
+            self.callbacks |= sent.callbacks(callback)
+        return sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,40 +178,40 @@ class ProducerCore(OfThisProcess, Generic[S]):
         now = self._begin(callback)
         deliver_at = deliver_at if deliver_after is None else due_after(now, deliver_after)
         properties, ordering_key = _named(delay_id, properties, partition_key, ordering_key)
+        pieces = self._pieces(payload, deliver_at)
         properties, callback = tracing.traced_message(self, payload, properties, callback)
         with self._room:
             self._check_open()
             if deliver_at is not None:
                 self._check_delay(deliver_at, now)
-            self._take_room(1, len(payload))
+            self._take_room(len(pieces), len(payload))
             gathered = self._open
             if gathered is None:
                 gathered = self._open = self._new_container()
             container = gathered.container
             before = container.size
             try:
-                row = container.add(
-                    payload,
+                sent = gathered.add(
+                    pieces,
                     as_bytes(partition_key),
                     now,
+                    callback,
                     ordering_key=as_bytes(ordering_key),
                     properties=properties,
                     event_time=event_timestamp,
                     deliver_at=deliver_at,
                 )
             except BaseException:
-                self._give_room(1, len(payload))
+                self._give_room(len(pieces), len(payload))
                 raise
             self._pending_bytes += container.size - before - len(payload)
-            self._row += 1
-            if callback is not None:
-                gathered.callbacks[row] = callback
+            self._row += len(pieces)
             if container.count >= self._batching.max_messages or container.size >= self._batching.max_bytes:
                 self._close_container()
                 self._call_loop(self._send_all)
             elif not self._send_scheduled:
                 self._call_loop(self._on_container_opened)
-        return SentMessage(gathered.receipt, row)
+        return sent
 
     async def _flush(self) -> None:
         """Wait for all partitions at once, which share the time-out."""
@@ -304,22 +245,37 @@ class ProducerCore(OfThisProcess, Generic[S]):
         if (values := self._options.values) is not None:
             payload = values.encode(content)
         else:
-            payload = content if type(content) is bytes else _payload(content)
-        if len(payload) > MAX_MESSAGE_BYTES:
+            payload = content if type(content) is bytes else as_payload(content)
+        if len(payload) > MAX_MESSAGE_BYTES and not self._options.chunking:
             raise Invalid(
                 f"a message has at most {MAX_MESSAGE_BYTES} bytes, and this one {len(payload)}: "
+                "chunking_enabled=True of the producer sends it in chunks"
+            )
+        if len(payload) > MOST_BYTES:
+            raise Invalid(
+                f"a message in chunks has at most {MOST_BYTES} bytes, and this one {len(payload)}: "
                 "keep it in a store of your own, and send its place"
             )
         return payload
+
+    def _pieces(self, payload: bytes, deliver_at: int | None) -> Pieces:
+        """The payload, or its chunks. Raises Invalid."""
+        if len(payload) <= MAX_MESSAGE_BYTES:
+            return [(payload, None)]
+        if deliver_at:
+            raise Invalid(f"a message in chunks cannot be delayed; one of at most {MAX_MESSAGE_BYTES} bytes can")
+        from sluice.actors.pulsar.codec import chunked
+
+        return [*chunked.cut(payload, secrets.token_hex(16).encode(), self._options.pulsar)]
 
     def _split(self, batch: StoredBatch) -> list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]:
         return split(batch, len(self._parts), self._options.hashing_scheme)
 
     def _begin(self, callback: object = None) -> int:
         """The time. Raises Invalid in a forked child, where a thread that is not there may hold the lock, and for a
-        callback that is no function.
+        callback that is no function of two arguments.
         """
-        check_callback("callback", callback)
+        check_callback("callback", callback, 2)
         self._loop.check_process()
         return self._ports.clock.now()
 
@@ -482,17 +438,3 @@ def _named(
         return properties, ordering_key
     named = {**(properties or {}), DELAY_ID: delay_id}
     return named, delay_id if key is None and ordering_key is None else ordering_key
-
-
-def as_bytes(value: str | bytes | None) -> bytes | None:
-    """A key or a payload as messages carry it. Raises Invalid for text that is none."""
-    try:
-        return value.encode() if isinstance(value, str) else value
-    except UnicodeEncodeError:
-        raise Invalid(f"{str(value)[:40]!r} is not Unicode text: give bytes instead") from None
-
-
-def _payload(content: object) -> bytes:
-    if isinstance(content, bytes | str):
-        return bytes(as_bytes(content) or b"")
-    raise Invalid(f"a payload is bytes or text, not {type(content).__name__}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 import numpy as np
@@ -173,8 +173,62 @@ class SentMessage:
     def __await__(self) -> Generator[Any, None, MessageId]:
         """Wait for the confirmation in any running event loop, and return the message's place. Raises its error."""
         if not self.done():
-            yield from self._receipt.until_settled(self._row).__await__()
+            yield from self._settled().__await__()
         return self.message_id()
+
+    def _settled(self) -> Coroutine[Any, Any, None]:
+        return self._receipt.until_settled(self._row)
+
+    def callbacks(self, callback: SendCallback) -> dict[int, SendCallback]:
+        """The rows whose outcome is told, and to which function, so that this one is called once."""
+        return {self._row: callback}
+
+
+class SentInChunks(SentMessage):
+    """The outcome of a message in chunks: stored when all chunks are, at the place of the last one."""
+
+    __slots__ = ("_first",)
+
+    def __init__(self, receipt: Receipt, first: int, row: int) -> None:
+        super().__init__(receipt, row)
+        self._first = first
+
+    @property
+    def _rows(self) -> range:
+        return range(self._first, self._row + 1)
+
+    def done(self) -> bool:
+        return all(self._receipt.is_settled(row) for row in self._rows)
+
+    @property
+    def error(self) -> SluiceError | None:
+        """Why a chunk was refused; None if none was, or one is not decided."""
+        errors = map(self._receipt.error_of, self._rows)
+        return next((error for error in errors if error is not None), None)
+
+    def result(self, timeout_s: float | None = None) -> SentMessage:
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        for row in self._rows:
+            self._receipt.wait_row(row, None if until is None else max(until - time.monotonic(), 0))
+        return self
+
+    async def _settled(self) -> None:
+        for row in self._rows:
+            await self._receipt.until_settled(row)
+
+    def callbacks(self, callback: SendCallback) -> dict[int, SendCallback]:
+        def on_chunk(error: SluiceError | None, place: MessageId | None) -> None:
+            if self.done() and not told:
+                told.append(True)
+                callback(self.error, None if self.error else self._receipt.message_id(self._row))
+
+        told: list[bool] = []
+        return dict.fromkeys(self._rows, on_chunk)
+
+
+def sent_message(receipt: Receipt, first: int, count: int) -> SentMessage:
+    """The outcome of a message of `count` rows."""
+    return SentMessage(receipt, first) if count == 1 else SentInChunks(receipt, first, first + count - 1)
 
 
 def unconfirmed(timeout_s: float | None) -> Unavailable:

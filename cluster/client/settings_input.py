@@ -1,8 +1,9 @@
-"""Checks the settings that users give to the client: their names, types and combinations."""
+"""Checks what users give to the client: names, types and combinations of settings, keys and payloads."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -33,10 +34,46 @@ def check_columns(data: object) -> None:
         raise Invalid(f"a batch is a pyarrow.RecordBatch or Table, not {type(data).__name__}")
 
 
-def check_callback(name: str, value: object) -> None:
-    """Raises Invalid unless it can be called, or is None."""
-    if value is not None and not callable(value):
+def check_callback(name: str, value: object, count: int) -> None:
+    """Raises Invalid unless it can be called with so many arguments, or is None."""
+    if value is None:
+        return
+    if not callable(value):
         raise Invalid(f"{name} is a function, not {value!r}")
+    if not _takes(value, count):
+        raise Invalid(f"{name} is called with {count} argument{'s' * (count > 1)}, and {value!r} does not take that")
+
+
+def _takes(function: Callable[..., object], count: int) -> bool:
+    """Whether a function can be called with so many arguments; a built-in one that does not tell can."""
+    code = getattr(function, "__code__", None)
+    bound = getattr(function, "__self__", None) is not None
+    if code is not None and code.co_argcount - bound == count and not code.co_kwonlyargcount:
+        return True  # most are: a look at the signature takes as long as much else that is done for a message
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def as_bytes(value: str | bytes | None) -> bytes | None:
+    """A key or a payload as messages carry it. Raises Invalid for text that is none."""
+    try:
+        return value.encode() if isinstance(value, str) else value
+    except UnicodeEncodeError:
+        raise Invalid(f"{str(value)[:40]!r} is not Unicode text: give bytes instead") from None
+
+
+def as_payload(content: object) -> bytes:
+    """A payload. Raises Invalid for what is neither bytes nor text."""
+    if isinstance(content, bytes | str):
+        return bytes(as_bytes(content) or b"")
+    raise Invalid(f"a payload is bytes or text, not {type(content).__name__}")
 
 
 def check_known(what: str, values: Collection[str], kind: Any) -> None:

@@ -50,6 +50,7 @@ class ProducerSettings(TypedDict, total=False):
     batching_max_publish_delay_ms: int
     hashing_scheme: Literal["murmur3_32_hash", "java_string_hash"]
     access_mode: AccessMode
+    chunking_enabled: bool
 
 
 class SubscriptionOptions(TypedDict, total=False):
@@ -98,6 +99,8 @@ class OwnConsumerSettings(TypedDict, total=False):
     pattern_auto_discovery_period: float
     negative_ack_redelivery_delay_ms: int
     on_ranges: RangesCallback | None
+    max_pending_chunked_message: int
+    expire_time_of_incomplete_chunked_message_ms: int
     timeout_ms: int | None
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.actors.ownership.names import check_name
 from sluice.cluster.base.loop import carried_out
-from sluice.cluster.client.producer_core import as_bytes
+from sluice.cluster.client.settings_input import as_bytes
 from sluice.cluster.launch.connecting import connect
 from sluice.storage.errors import Fenced, Invalid, SluiceError, Timeout
 from sluice.storage.format.message_container import MessageContainer

@@ -119,6 +119,7 @@ class HandlerWorker(ABC):
     def __init__(self, consumer: Consumer, handler: Handler, options: WorkersOptions) -> None:
         """handler: a function, a coroutine function, a class that is made once here, or an object that is called."""
         self._consumer, self._handler, self._options = consumer, handler, options
+        consumer.traces = False
         self._lock = threading.Lock()
         """Guards the failures, and what a subclass says it does: the pool asks from its own thread."""
         self._failures: dict[str, str] = {}

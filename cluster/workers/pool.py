@@ -24,7 +24,7 @@ from sluice.cluster.workers.options import WorkersOptions, wanted_options
 from sluice.cluster.workers.places import ThreadPlaces, WorkerPlaces
 from sluice.cluster.workers.reporting import reporter
 from sluice.cluster.workers.result_sender import open_results
-from sluice.cluster.workers.typed_handlers import with_schema
+from sluice.cluster.workers.typed_handlers import check_handler, with_schema
 from sluice.cluster.workers.typed_options import BatchHandler, MessageHandler, ValueHandler, WorkersSettings
 from sluice.storage.errors import Invalid, NotFound, Unavailable
 
@@ -60,6 +60,7 @@ class Workers:
         cluster.workers.options.WorkersOptions. Raises Invalid.
         """
         self._place = check_name("topic", topic), check_name("subscription", subscription)
+        check_handler(handler)
         self._handler, self._client = handler, client
         self.options = wanted_options(dict(options), subscription)
         self._own_client: Client | None = None
@@ -72,6 +73,7 @@ class Workers:
 
     def __call__(self, handler: MessageHandler | ValueHandler | BatchHandler | type[Any]) -> Workers:
         """As a decorator: this pool, with its handler."""
+        check_handler(handler)
         self._handler = handler
         return self
 

@@ -8,9 +8,19 @@ from typing import Any, get_origin, get_type_hints
 import msgspec
 
 from sluice.cluster.client.message import Message
+from sluice.cluster.client.settings_input import check_callback
 from sluice.cluster.typed.definition import is_typed
 from sluice.cluster.workers.options import WorkersOptions
 from sluice.storage.errors import Invalid
+
+
+def check_handler(handler: Any) -> None:
+    """Raises Invalid unless it can be called with a message. A class is made once, and its object is called."""
+    if inspect.isclass(handler):
+        call = next((vars(one)["__call__"] for one in handler.__mro__ if "__call__" in vars(one)), None)
+        check_callback("__call__ of a handler", call, 2)
+    else:
+        check_callback("a handler", handler, 1)
 
 
 def with_schema(handler: Any, options: WorkersOptions) -> WorkersOptions:

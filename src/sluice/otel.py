@@ -4,9 +4,10 @@
 
     sluice.otel.instrument()
 
-From then on this process makes a span for each message that it sends by itself (`send`, `send_async`) and for each one
-that a pool's handler handles. The context travels in the message's properties, so a trace goes on at the handler, also
-behind the gateway and in clients of Pulsar that are traced. `send_batch` and handlers of columns are not traced.
+From then on this process makes a span for each message that it sends by itself (`send`, `send_async`), for its wait
+until `receive` returned it or a pool's handler got it, and for each one that a pool's handler handles. The context
+travels in the message's properties, so a trace goes on at the receiver, also behind the gateway and in clients of
+Pulsar that are traced. Batches of columns are not traced.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class _Traced:
         def handle(message: Any) -> Any:
             if not isinstance(message, Message):
                 return call(message)
+            self.received(message, subscription, worker)
             span = self.begun(message, subscription, worker)
             try:
                 with trace.use_span(span, set_status_on_exception=False):
@@ -109,16 +111,26 @@ class _Traced:
 
         return handle
 
+    def received(self, message: Message[Any], subscription: str, worker: str = "") -> None:
+        """Note the wait of a message: from its publishing until now, with the reason."""
+        now, published = time.time_ns(), message.publish_timestamp() * 1_000_000
+        since = min(published, now)  # the clock of its sender may be ahead
+        self._begin("receive", message, subscription, worker, start_time=since).end(now)
+
     def begun(self, message: Message[Any], subscription: str, worker: str) -> Span:
         """Begin the span of a message that is handled; how long it waited, and for which reason, are attributes."""
+        return self._begin("process", message, subscription, worker)
+
+    def _begin(
+        self, verb: str, message: Message[Any], subscription: str, worker: str, start_time: int | None = None
+    ) -> Span:
         now, published, due = time.time_ns() // 1_000_000, message.publish_timestamp(), message.deliver_at()
         delayed = max(due - published, 0) if due else 0
         redeliveries = message.redelivery_count()
-        properties = message.properties()
         attributes: dict[str, Any] = {
             "messaging.system": SYSTEM,
-            "messaging.operation.name": "process",
-            "messaging.operation.type": "process",
+            "messaging.operation.name": verb,
+            "messaging.operation.type": verb,
             "messaging.destination.name": message.topic_name(),
             "messaging.destination.partition.id": str(message.message_id().partition()),
             "messaging.message.id": str(message.message_id()),
@@ -131,10 +143,11 @@ class _Traced:
         given = {"messaging.destination.subscription.name": subscription, "messaging.client.id": worker}
         attributes.update((name, value) for name, value in given.items() if value)
         return self._tracer.start_span(
-            f"process {message.topic_name()}",
-            context=propagate.extract(properties),
+            f"{verb} {message.topic_name()}",
+            context=propagate.extract(message.properties()),
             kind=SpanKind.CONSUMER,
             attributes=attributes,
+            start_time=start_time,
         )
 
 

@@ -26,13 +26,16 @@ class MessageContainer:
     """Messages in the order in which they were added. count: how many. size: about how many bytes."""
 
     __slots__ = (
-        "_deliver_at", "_event", "_key", "_order", "_payload", "_properties", "_publish", "_pulsar", "count", "size"
+        "_deliver_at", "_event", "_key", "_of_chunks", "_order", "_payload", "_properties", "_publish", "_pulsar",
+        "count", "size"
     )  # fmt: skip
 
     def __init__(self, pulsar: bytes | None = None) -> None:
         """pulsar: what stands in this column of each message, such as the version of the schema."""
         self.count = self.size = 0
         self._pulsar = pulsar
+        self._of_chunks: dict[int, tuple[bytes, int]] = {}
+        """Of chunks: what stands in the column `pulsar` instead, and the row of their first one."""
         self._key: list[bytes | None] = []
         self._payload: list[bytes] = []
         self._publish: list[int] = []
@@ -51,8 +54,12 @@ class MessageContainer:
         properties: dict[str, str] | None = None,
         event_time: int | None = None,
         deliver_at: int | None = None,
+        chunk: tuple[bytes, int] | None = None,
     ) -> int:
-        """Add one message; returns its row. Times are milliseconds since 1970. Raises Invalid and adds nothing."""
+        """Add one message; returns its row. Times are milliseconds since 1970. Raises Invalid and adds nothing.
+
+        chunk: of a chunk what stands in the column `pulsar`, and the row of the first one of its message.
+        """
         size = len(payload)
         if size > MAX_MESSAGE_BYTES:
             raise Invalid(f"column 'payload' holds {size} bytes in one message, the limit is {MAX_MESSAGE_BYTES}")
@@ -77,6 +84,8 @@ class MessageContainer:
             self._event[row] = event_time
         if deliver_at:
             self._deliver_at[row] = deliver_at
+        if chunk is not None:
+            self._of_chunks[row] = chunk
         self._key.append(key)
         self._payload.append(payload)
         self._publish.append(publish_time)
@@ -93,9 +102,14 @@ class MessageContainer:
         }
         optional = (("ordering_key", self._order), ("properties", self._properties), ("event_time", self._event))
         used = [name for name, values in optional if values]
-        if self._pulsar is not None:
+        if self._pulsar is not None or self._of_chunks:
             used.append("pulsar")
-            columns["pulsar"] = pa.array([self._pulsar] * self.count, pa.binary())
+            each = [self._of_chunks.get(row, (self._pulsar,))[0] for row in range(self.count)]
+            columns["pulsar"] = pa.array(each, pa.binary())
+        if self._of_chunks:  # the number by which a message without key hashes, one for all chunks
+            used.append("sequence_id")
+            numbers = {row: first_row + first for row, (_, first) in self._of_chunks.items()}
+            columns["sequence_id"] = pa.array([numbers.get(row) for row in range(self.count)], pa.int64())
         schema = stored_schema(used)
         for name, values in optional:
             if values:
@@ -112,8 +126,12 @@ class MessageContainer:
         keys = list(self._key)
         for row, key in self._order.items():
             keys[row] = key
+        numbers = list(range(first_row, first_row + self.count))
+        for row, (_, first) in self._of_chunks.items():
+            numbers[row] = first_row + first
         known = [
-            key if key is not None else b"%b-%d" % (producer.encode(), first_row + row) for row, key in enumerate(keys)
+            key if key is not None else b"%b-%d" % (producer.encode(), number)
+            for key, number in zip(keys, numbers, strict=True)
         ]
         if self.count <= SCALAR:
             return np.array([masked_hash(key) for key in known], np.uint32)

@@ -86,6 +86,11 @@ class FakeClient:
         self.calls.append(("subscribe", topic, subscription, named))
         return self
 
+    def dead_letters(self, topic: str, subscription: str) -> FakeClient:
+        """The dead letters of its own."""
+        self.calls.append(("dead_letters", topic, subscription))
+        return self
+
     def batches(self, patience: int | None) -> Iterator[FakeClient]:
         """The inbox as one batch; then nothing comes any more."""
         yield self

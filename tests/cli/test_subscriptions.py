@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from sluice.cluster.client.dead_letters import DeadLetter, LettersDecided
+from sluice.cluster.client.message import MessageId
 from tests.cli.conftest import Cli, FakeClient
 
 
@@ -29,9 +31,6 @@ from tests.cli.conftest import Cli, FakeClient
         ("skip T S 3", "skip", {"messages": 3}),
         ("clear-backlog T S", "clear_backlog", {}),
         ("parked T S -n 5", "parked", {"top": 5}),
-        ("redrive T S --all", "redrive", {"everything": True}),
-        ("redrive T S --message-id 1:2:3", "redrive", {"message_id": "1:2", "partition": 3}),
-        ("discard T S --key k --only-failed", "discard", {"key": "k", "only_failed": True}),
     ],
 )
 def test_verbs_and_arguments(cli: Cli, client: FakeClient, line: str, verb: str, arguments: dict[str, Any]) -> None:
@@ -40,6 +39,24 @@ def test_verbs_and_arguments(cli: Cli, client: FakeClient, line: str, verb: str,
     assert code == 0
     assert json.loads(out) == [{"answer": 1}]
     assert client.calls[1] == ("admin", "T", "S", verb, arguments)
+
+
+@pytest.mark.parametrize(
+    ("line", "verb", "arguments"),
+    [
+        ("redrive T S --all", "redrive", {"everything": True}),
+        ("redrive T S --message-id 1:2:3", "redrive", {"message_id": MessageId.parse("1:2:3")}),
+        ("discard T S --key k", "discard", {"key": "k", "only_failed": False}),
+        ("discard T S --key k --only-failed", "discard", {"key": "k", "only_failed": True}),
+    ],
+)
+def test_dead_letters_are_decided(
+    cli: Cli, client: FakeClient, line: str, verb: str, arguments: dict[str, Any]
+) -> None:
+    client.answers[verb] = LettersDecided(2, 5)
+    code, out, _ = cli("subscriptions", *line.split(), "--json")
+    assert (code, json.loads(out)) == (0, {"keys": 2, "messages": 5})
+    assert client.calls[1:] == [("dead_letters", "T", "S"), (verb, arguments)]
 
 
 def test_the_partition_that_moved_is_named(cli: Cli, client: FakeClient) -> None:
@@ -58,10 +75,18 @@ def test_parked_keys_are_shown_and_decided_of(cli: Cli, client: FakeClient) -> N
     assert "alarm: parking is at its limit" in out + err
     assert "would redrive" in "".join(cli("subscriptions", "redrive", "T", "S", "--key", "k", "--dry-run")[1:])
     assert [call[3] for call in client.calls if call[0] == "admin"] == ["parked", "parked"], "nothing was done"
-    client.answers["admin"] = [{"keys": 1, "messages": 2}, {"keys": 1, "messages": 3}]
+    client.answers["redrive"] = LettersDecided(2, 5)
     assert "redrive: 2 keys with 5 messages" in "".join(cli("subscriptions", "redrive", "T", "S", "--all")[1:])
-    client.answers["admin"] = [{"keys": 0, "messages": 0}]
+    client.answers["discard"] = LettersDecided(0, 0)
     assert "no such key" in "".join(cli("subscriptions", "discard", "T", "S", "--key", "x")[1:])
+
+
+def test_letters_in_a_dead_letter_topic_are_shown(cli: Cli, client: FakeClient) -> None:
+    client.answers["admin"] = [{"keys": [], "alarm": ""}, {"keys": [], "alarm": ""}]
+    client.answers["letters"] = [DeadLetter(MessageId.parse("1:2:1"), b"k", "moved", 7, 1, b"paid", {})]
+    _, out, _ = cli("subscriptions", "parked", "T", "S", "--json")
+    row = {"key": "k", "state": "moved", "since": 7, "failed": "1:2:1", "messages": 1, "bytes": 4}
+    assert [answer["keys"] for answer in json.loads(out)] == [[], [row]]
 
 
 @pytest.mark.parametrize("line", ["redrive T S", "discard T S --key k --all", "redrive T S --message-id x"])

@@ -17,8 +17,8 @@ import sluice.cluster.client.receiver_queue
 from sluice.actors.consumer.unacked_messages import Received, UnackedMessageTracker
 from sluice.cluster.client.client import Client
 from sluice.cluster.client.consumer import Consumer
-from sluice.cluster.client.consumer_options import ConsumerOptions
 from sluice.cluster.client.message import Message
+from sluice.cluster.client.options import ConsumerOptions
 from sluice.cluster.client.receiver_queue import ReceiverQueue
 from sluice.storage.errors import Fenced, Timeout
 from tests.cluster.helpers import PATIENCE_S, eventually

@@ -25,12 +25,12 @@ MOST_FOLD = {LZ4: 255, ZLIB: 1_032, ZSTD: 1 << 16, SNAPPY: 32}
 """A byte becomes so many at most."""
 
 
-def inflate(codec: int, payload: memoryview, size: int) -> memoryview:
-    """The payload as it was. size: what the metadata say of it. Raises MalformedCommand."""
+def inflate(codec: int, payload: memoryview, size: int, most: int = MAX_INFLATED) -> memoryview:
+    """The payload as it was. size: what the metadata say of it. most: bytes. Raises MalformedCommand."""
     if codec == NONE:
         return payload
-    if size > MAX_INFLATED:
-        raise MalformedCommand(f"a payload would become {size} bytes, the limit is {MAX_INFLATED}")
+    if size > most:
+        raise MalformedCommand(f"a payload would become {size} bytes, the limit is {most}")
     if codec == ZLIB:
         return _unzip(payload, size)
     if codec not in _ARROW:

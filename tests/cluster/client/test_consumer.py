@@ -15,8 +15,8 @@ from sluice.actors.consumer.unacked_messages import Received
 from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.client.consumer import Consumer
 from sluice.cluster.client.consumer_core import HAND_OVER_MS
-from sluice.cluster.client.consumer_options import ConsumerOptions
 from sluice.cluster.client.message import Batch
+from sluice.cluster.client.options import ConsumerOptions
 from sluice.cluster.client.receiver_queue import WANTED_S
 from sluice.storage.errors import Fenced, Invalid, NotFound, Unavailable
 

@@ -20,8 +20,9 @@ from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.client.client import Client
 from sluice.cluster.client.delayed import due_time
 from sluice.cluster.client.message import MessageId
+from sluice.cluster.client.options import Batching, ProducerOptions
 from sluice.cluster.client.producer import Producer
-from sluice.cluster.client.producer_core import MAX_PENDING_MESSAGES, Batching, ProducerOptions
+from sluice.cluster.client.producer_core import MAX_PENDING_MESSAGES
 from sluice.cluster.client.receipts import SentMessage
 from sluice.storage.errors import Fenced, Invalid, Unavailable
 from sluice.storage.format.batch import MAX_RUN_MESSAGES

@@ -6,7 +6,7 @@ import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -18,8 +18,7 @@ import sluice
 from sluice.actors.messages.settings import CHOICES, SubscriptionSettings, TopicSettings
 from sluice.actors.producer.batches import HASHING_SCHEMES
 from sluice.cluster.client.client import Client
-from sluice.cluster.client.consumer_options import consumer_options
-from sluice.cluster.client.producer_core import producer_options
+from sluice.cluster.client.options import consumer_options, producer_options
 from sluice.cluster.client.typed_settings import (
     OwnConsumerSettings,
     ProducerSettings,
@@ -45,6 +44,31 @@ def test_mypy_finds_every_mistake(tmp_path: Path) -> None:
     found = {int(number) for number in re.findall(r"program\.py:(\d+): error", said)}
     assert found == wrong, said
     assert len(wrong) == 40
+
+
+MISTAKEN = [line.split("  # ")[0].strip() for line in MISTAKES.read_text().splitlines() if line.endswith("# mistake")]
+
+
+@pytest.fixture(scope="module")
+def names() -> Iterator[dict[str, Any]]:
+    """The names of the program with mistakes, with a message for each line that receives one."""
+    with sluice.connect(embedded=True) as client:
+        client.create_topic("orders")
+        with client.create_producer("orders") as producer:
+            for number in range(len(MISTAKEN)):
+                producer.send(b"%d" % number)
+            found: dict[str, Any] = {}
+            program = MISTAKES.read_text().split("def main")[0]
+            exec(program, found)
+            with client.subscribe("orders", "mistaken", initial_position="earliest") as consumer:
+                yield {**found, "client": client, "producer": producer, "consumer": consumer}
+
+
+@pytest.mark.parametrize("line", MISTAKEN)
+def test_a_mistake_is_one_line_at_run_time(names: dict[str, Any], line: str) -> None:
+    with pytest.raises((Invalid, TypeError, AttributeError)) as refused:
+        exec(line, names)
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def words(kind: Any) -> tuple[Any, ...]:

@@ -1,0 +1,234 @@
+"""Messages in chunks: a payload that is too large for one message, joined from several. Decisions only, no I/O.
+
+A producer cuts the payload. Each chunk is a message of its own with the key of the whole, so all chunks of a message
+go to one consumer, in order. A chunk stays unacknowledged until the user is done with the whole message; acknowledging
+the whole or giving it back does so with every chunk of it.
+
+The rules are those of Pulsar's clients. A chunk that is stored twice is done once. Chunk 0 of a message whose chunks
+are here already means that its producer began again: those at earlier places are done. A chunk without those before it
+is given back once; when it comes again without them they will not come, and it is done. Incomplete messages are bounded
+in number and in bytes, and the oldest is given back. The caller decides about one of which nothing came for too long
+(`overdue`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.messages import NO_COUNTS, NO_POSITIONS
+from sluice.storage.format.position import Positions
+
+if TYPE_CHECKING:
+    from sluice.actors.consumer.partition import PartitionConsumer
+
+MOST_BYTES = 256 * 1024 * 1024
+"""Bytes of incomplete messages at a consumer, and the most of one message in chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkOf:
+    """The place of a chunk: number `number` (from 0) of `count` chunks of message `uuid`."""
+
+    uuid: bytes
+    number: int
+    count: int
+
+
+class Chunk(Received):
+    """One chunk: a part of one row. whole: its message, once that is complete."""
+
+    __slots__ = ("of", "whole")
+
+    def __init__(self, part: Received, of: ChunkOf) -> None:
+        self.of = of
+        self.whole: Whole | None = None
+        super().__init__(
+            rows=part.rows,
+            partition=part.partition,
+            positions=part.positions,
+            dispatch=part.dispatch,
+            redeliveries=part.redeliveries,
+            deliver_at=part.deliver_at,
+            epoch=part.epoch,
+            session=part.session,
+            overtook=part.overtook,
+        )
+
+    @property
+    def shown(self) -> int:
+        """Whether the application has seen the message."""
+        return 0 if self.whole is None else self.whole.shown
+
+    @shown.setter
+    def shown(self, shown: int) -> None:
+        """Leave it to the message."""
+
+    def as_shown(self, row: int) -> tuple[Received, int]:
+        return (self, row) if self.whole is None else (self.whole, 0)
+
+    def unseen(self, rows: npt.NDArray[np.int64]) -> int:
+        """None: the permit of a chunk is free as soon as it has come."""
+        return 0
+
+    def take_back(self, rows: npt.NDArray[np.int64]) -> None:
+        self.open[rows] = False
+        if len(rows):
+            self.taken_back = np.ones(1, bool)
+
+    def empty(self) -> None:
+        """Drop the payload, which the message has; the key stays."""
+        place = self.rows.schema.get_field_index("payload")
+        rows = self.rows.take(pa.array([0]))  # and nothing of the run that it lies in
+        self.rows = rows.set_column(place, rows.schema.field(place), pa.array([b""], pa.binary()))
+
+
+class Whole(Received):
+    """A message in chunks, at the place of its last one. What becomes of it becomes of all chunks."""
+
+    __slots__ = ("_chunks",)
+
+    def __init__(self, chunks: Sequence[Chunk], rows: pa.RecordBatch) -> None:
+        self._chunks = tuple(chunks)
+        last = chunks[-1]
+        super().__init__(
+            rows=rows,
+            partition=last.partition,
+            positions=last.positions,
+            dispatch=last.dispatch,
+            redeliveries=np.max([chunk.redeliveries for chunk in chunks], axis=0),
+            deliver_at=last.deliver_at,
+            epoch=last.epoch,
+            session=last.session,
+            overtook=np.any([chunk.overtook for chunk in chunks], axis=0),
+        )
+        for chunk in chunks:
+            chunk.whole = self
+            chunk.empty()
+
+    @property
+    def open(self) -> npt.NDArray[np.bool_]:
+        """Whether every chunk is."""
+        return np.array([all(chunk.open[0] for chunk in self._chunks)])
+
+    @open.setter  # noqa: A003
+    def open(self, rows: npt.NDArray[np.bool_]) -> None:
+        """Leave it to the chunks."""
+
+    @property
+    def revoked(self) -> bool:
+        return any(chunk.revoked for chunk in self._chunks)
+
+    @revoked.setter
+    def revoked(self, revoked: bool) -> None:
+        """Leave it to the chunks."""
+
+    @property
+    def taken_back(self) -> npt.NDArray[np.bool_] | None:
+        found = any(chunk.taken_back is not None for chunk in self._chunks)
+        return np.ones(1, bool) if found else None
+
+    @taken_back.setter
+    def taken_back(self, rows: npt.NDArray[np.bool_] | None) -> None:
+        """Leave it to the chunks."""
+
+    def counts(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.uint8]:
+        if rows is not None and not len(rows):
+            return NO_COUNTS
+        return np.concatenate([chunk.counts() for chunk in self._chunks])
+
+    def close(self, rows: npt.NDArray[np.int64] | None = None) -> Positions:
+        if rows is not None and not len(rows):
+            return NO_POSITIONS
+        return np.concatenate([chunk.close() for chunk in self._chunks])
+
+
+@dataclass(eq=False, slots=True)
+class _Incomplete:
+    """since: when the last chunk came, monotonic ms."""
+
+    source: PartitionConsumer
+    since: int
+    chunks: list[Chunk] = field(default_factory=list)
+    size: int = 0
+
+
+@dataclass(slots=True)
+class Decision:
+    """What a chunk leads to. whole: the chunks of a message that is complete now, in order."""
+
+    whole: list[Chunk] | None = None
+    done: list[Chunk] = field(default_factory=list)
+    back: list[tuple[PartitionConsumer, list[Chunk]]] = field(default_factory=list)
+    """Chunks that are given back, with the source that each group came from."""
+
+
+class IncompleteMessages:
+    """Chunks at one consumer whose messages are not complete, in the order in which the messages began.
+
+    most: incomplete messages. patience: ms that a chunk may be old before it is dropped for want of those before it.
+    """
+
+    def __init__(self, most: int, patience: int) -> None:
+        self._most, self._patience = most, patience
+        self._messages: dict[tuple[PartitionConsumer, bytes], _Incomplete] = {}
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, source: PartitionConsumer, chunk: Chunk, *, now: int, wall: int) -> Decision:
+        """Take a chunk that came from a source (one partition). now: monotonic ms. wall: ms since 1970."""
+        self._forget_lost()
+        decision, at = Decision(), (source, chunk.of.uuid)
+        message = self._messages.get(at)
+        if message is not None and chunk.positions[0] < message.chunks[-1].positions[0]:
+            decision.done.append(chunk)
+            return decision
+        if chunk.of.number == 0:
+            if message is not None:
+                decision.done += message.chunks
+                del self._messages[at]
+            message = self._messages[at] = _Incomplete(source, now)
+        if message is None or chunk.of.number > len(message.chunks):
+            published = chunk.column("publish_time")[0].as_py()
+            if chunk.redeliveries[0] and wall - published > self._patience:
+                decision.done.append(chunk)
+            else:
+                decision.back.append((source, [chunk]))
+            return decision
+        if chunk.of.number < len(message.chunks):
+            decision.done.append(chunk)
+            return decision
+        message.chunks.append(chunk)
+        message.since, message.size = now, message.size + chunk.size
+        if len(message.chunks) == chunk.of.count:
+            decision.whole = message.chunks
+            del self._messages[at]
+        while len(self) > self._most or sum(one.size for one in self._messages.values()) > MOST_BYTES:
+            oldest = self._messages.pop(next(iter(self._messages)))
+            decision.back.append((oldest.source, oldest.chunks))
+        return decision
+
+    def overdue(self, now: int) -> list[tuple[PartitionConsumer, list[Chunk]]]:
+        """Take out what got no chunk for too long: sources, and the chunks of each message."""
+        self._forget_lost()
+        late = [at for at, one in self._messages.items() if one.since + self._patience <= now]
+        return [(one.source, one.chunks) for one in map(self._messages.pop, late)]
+
+    def clear(self) -> list[Chunk]:
+        """Take out everything."""
+        found = [chunk for one in self._messages.values() for chunk in one.chunks]
+        self._messages.clear()
+        return found
+
+    def _forget_lost(self) -> None:
+        """Drop messages of which a chunk is not ours any more: all of them come again."""
+        for at, one in list(self._messages.items()):
+            if not all(chunk.open[0] and not chunk.revoked for chunk in one.chunks):
+                del self._messages[at]

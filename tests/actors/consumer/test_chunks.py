@@ -1,0 +1,136 @@
+"""Which chunks make a message, and what becomes of those that make none."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sluice.actors.consumer import chunks
+from sluice.actors.consumer.chunks import Chunk, ChunkOf, IncompleteMessages, Whole
+from sluice.actors.consumer.partition import PartitionConsumer
+from sluice.actors.consumer.unacked_messages import Received, UnackedMessageTracker
+
+PATIENCE = 100
+SOURCE = cast(PartitionConsumer, "partition 0")
+
+
+def chunk(uuid: bytes, number: int, at: int, *, count: int = 3, given_back: int = 0, published: int = 0) -> Chunk:
+    """A chunk at a place."""
+    rows = pa.record_batch(
+        {
+            "key": pa.array([b"k"], pa.binary()),
+            "payload": pa.array([b"%d" % number], pa.binary()),
+            "publish_time": [published],
+        }
+    )
+    none = np.zeros(1, np.int64)
+    counts = np.full(1, given_back, np.uint8)
+    part = Received(
+        rows=rows, partition=0, positions=np.array([at]), dispatch=none, redeliveries=counts, deliver_at=none, epoch=1,
+        session=1,
+    )  # fmt: skip
+    return Chunk(part, ChunkOf(uuid, number, count))
+
+
+class Consumer:
+    """Takes chunks, and notes places: of messages, of what was done, and of what was given back."""
+
+    def __init__(self, most: int = 10) -> None:
+        self.incomplete = IncompleteMessages(most, PATIENCE)
+        self.whole: list[list[int]] = []
+        self.done: list[int] = []
+        self.back: list[int] = []
+
+    def take(self, *came: Chunk, now: int = 0) -> None:
+        for each in came:
+            decision = self.incomplete.add(SOURCE, each, now=now, wall=now)
+            self.done += [int(one.positions[0]) for one in decision.done]
+            self.back += [int(one.positions[0]) for _, group in decision.back for one in group]
+            if decision.whole is not None:
+                self.whole.append([int(one.positions[0]) for one in decision.whole])
+
+
+def test_chunks_of_two_messages_may_be_mixed() -> None:
+    consumer = Consumer()
+    consumer.take(*(chunk(uuid, at // 2, at) for at, uuid in enumerate((b"a", b"b") * 3)))
+    assert (consumer.whole, consumer.done, consumer.back) == ([[0, 2, 4], [1, 3, 5]], [], [])
+    assert not consumer.incomplete
+
+
+def test_a_chunk_that_is_stored_twice_is_done() -> None:
+    consumer = Consumer()
+    consumer.take(chunk(b"a", 0, 0), chunk(b"a", 1, 1), chunk(b"a", 1, 2), chunk(b"a", 2, 3))
+    assert (consumer.whole, consumer.done) == ([[0, 1, 3]], [2])
+
+
+def test_a_message_that_begins_again_replaces_the_earlier_chunks() -> None:
+    consumer = Consumer()
+    consumer.take(chunk(b"a", 0, 0), chunk(b"a", 1, 1), *(chunk(b"a", number, 2 + number) for number in range(3)))
+    assert (consumer.whole, consumer.done) == ([[2, 3, 4]], [0, 1])
+
+
+def test_earlier_chunks_that_come_late_do_not_harm_a_message() -> None:
+    consumer = Consumer()
+    consumer.take(chunk(b"a", 0, 5), chunk(b"a", 0, 0), chunk(b"a", 1, 1), chunk(b"a", 1, 6), chunk(b"a", 2, 7))
+    assert (consumer.whole, consumer.done) == ([[5, 6, 7]], [0, 1])
+
+
+def test_a_chunk_without_its_first_one_is_dropped_the_second_time() -> None:
+    consumer = Consumer()
+    consumer.take(chunk(b"a", 1, 1), now=1_000)
+    assert (consumer.done, consumer.back) == ([], [1])
+    consumer.take(chunk(b"a", 1, 1, given_back=1, published=950), now=1_000)
+    assert (consumer.done, consumer.back) == ([], [1, 1])
+    consumer.take(chunk(b"a", 1, 1, given_back=2, published=950), now=1_051)
+    assert consumer.done == [1]
+
+
+def test_the_oldest_of_too_many_incomplete_messages_is_given_back() -> None:
+    consumer = Consumer(most=2)
+    consumer.take(chunk(b"a", 0, 0), chunk(b"a", 1, 1), chunk(b"b", 0, 2), chunk(b"c", 0, 3))
+    assert (consumer.back, len(consumer.incomplete)) == ([0, 1], 2)
+
+
+def test_incomplete_messages_have_a_limit_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = chunk(b"a", 0, 0)
+    monkeypatch.setattr(chunks, "MOST_BYTES", 2 * one.size)
+    consumer = Consumer()
+    consumer.take(one, chunk(b"b", 0, 1), chunk(b"b", 1, 2))
+    assert (consumer.back, len(consumer.incomplete)) == ([0], 1)
+    consumer.take(chunk(b"b", 2, 3))
+    assert (consumer.whole, len(consumer.incomplete)) == ([[1, 2, 3]], 0)
+
+
+def test_an_incomplete_message_is_overdue_after_its_last_chunk() -> None:
+    consumer = Consumer()
+    consumer.take(chunk(b"a", 0, 0), now=0)
+    consumer.take(chunk(b"a", 1, 1), now=50)
+    assert not consumer.incomplete.overdue(149)
+    assert [len(group) for _, group in consumer.incomplete.overdue(150)] == [2]
+    assert not consumer.incomplete
+
+
+def test_chunks_of_a_session_that_was_lost_are_forgotten() -> None:
+    consumer, held = Consumer(), UnackedMessageTracker()
+    first = chunk(b"a", 0, 0)
+    held.add(first)
+    consumer.take(first)
+    held.revoke()
+    consumer.take(*(chunk(b"a", number, number) for number in range(3)))
+    assert (consumer.whole, consumer.done) == ([[0, 1, 2]], [])
+
+
+def test_a_message_is_taken_back_with_all_chunks() -> None:
+    held = UnackedMessageTracker()
+    made = [chunk(b"a", number, number) for number in range(3)]
+    for each in made:
+        held.add(each)
+    message = Whole(made, made[-1].rows)
+    taken, seen, unseen = held.take_back(np.arange(3), shown_too=True)
+    assert (taken.tolist(), seen.tolist(), unseen) == ([0, 1, 2], [], 0)
+    assert not message.open.any()
+    assert message.taken_back is not None
+    assert not len(message.close())
