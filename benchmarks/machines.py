@@ -4,7 +4,7 @@
         [--delayed FRACTION]
     .venv/bin/python benchmarks/machines.py --scenes isolate-head,isolate-controller,isolate-other,kill-head
 
-The machines are namespaces of this one (`loadgen/faults/machines.py`), prepared as `deploy/README.md` says, and
+The machines are namespaces of this one (`tests/kit/machines.py`), prepared as `deploy/README.md` says, and
 `./sluice chaos` is typed on the second one. So a run needs the rights of an administrator, and all machines share the
 processors of this one. Prints one JSON object: the verdict, and of each kind of fault how many pauses there were and
 how long they took: of each fault and partition the longest time in which nothing was delivered, until the next one, its
@@ -27,8 +27,8 @@ from typing import Any
 
 from sluice.cluster.base.arguments import ArgumentParser, amount, count
 from sluice.loadgen.base.kinds import CUT, CUT_ONE_WAY, ISOLATE, KILL_HEAD
-from sluice.loadgen.faults.machines import missing
 from tests.kit.machine_scenes import play
+from tests.kit.machines import missing
 from tests.kit.site import REDIS, Site, answered, prepared, typed
 
 

@@ -25,7 +25,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from sluice.loadgen.faults.machines import Machine
+from tests.kit.machines import Machine
 
 ACCESS_KEY = "sluice-test"
 SECRET_KEY = "sluice-test-secret"

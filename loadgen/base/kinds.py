@@ -38,7 +38,7 @@ KILL_HEAD, HEAD = "kill-head", "machines, and a Redis beside Ray's head"
 CUT, CUT_ONE_WAY, ISOLATE, ISOLATE_STORE = "cut", "cut-one-way", "isolate", "isolate-store"
 SLOW_LINK, LOSSY_LINK, FULL_DISK = "slow-link", "lossy-link", "full-disk"
 SLOW_DISK, CLOCK_JUMP = "slow-disk", "clock-jump"
-MACHINES = "machines that can be cut from each other (sluice.loadgen.faults.machines)"
+MACHINES = "machines that can be cut from each other (tests/kit/machines.py)"
 _AWAY_S = (1.0, 25.0)
 """How long machines are cut from each other."""
 

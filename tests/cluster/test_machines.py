@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from sluice.loadgen.base.kinds import CUT, CUT_ONE_WAY, FULL_DISK, ISOLATE, LOSSY_LINK, SLOW_LINK
-from sluice.loadgen.faults.machines import Machine, machines, missing
 from tests.hygiene.source import ROOT
 from tests.kit.machine_scenes import KILL_HEAD, KILLED_S, play
+from tests.kit.machines import Machine, machines, missing
 from tests.kit.site import PATIENCE_S, Site, answered, everywhere, hosts_of, prepared, rolled, typed
 from tests.s3server import available_kinds
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sluice.loadgen.faults.machines import Machine
+from tests.kit.machines import Machine
 from tests.kit.site import Site, answered, await_actors, steady, typed
 
 ISOLATE_HEAD, ISOLATE_CONTROLLER, ISOLATE_OTHER, KILL_HEAD = SCENES = (

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sluice.loadgen.faults.machine_control import served
-from sluice.loadgen.faults.machines import Machine, Network, machines
 from tests.hygiene.source import ROOT
 from tests.kit.certificates import Authority
+from tests.kit.machine_server import served
+from tests.kit.machines import Machine, Network, machines
 from tests.s3server import ACCESS_KEY, SECRET_KEY, S3Server, available_kinds
 
 BUCKET = "sluice"

@@ -7,7 +7,7 @@ same path on all of them, and is another folder on each; the rest of the file sy
 The machines are joined by a router in a namespace of its own, so nothing outside of these namespaces is touched, and
 several runs that use the same addresses at the same time do not meet. The router lets packets vanish in either
 direction (`Network.drop`): as with a cable that is cut, nobody is told. Others it delays, or loses in part
-(`loadgen.faults.relay`). The folder with the data of Sluice can be a file system of its own, which can be filled.
+(`tests.kit.relay`). The folder with the data of Sluice can be a file system of its own, which can be filled.
 Namespaces need the rights of an administrator: `missing` says what is lacking.
 """
 
@@ -27,7 +27,7 @@ from pathlib import Path
 
 import psutil
 
-from sluice.loadgen.faults.relay import DEVICE
+from tests.kit import relay as detour
 
 PREFIX = "sluice"
 NETWORK, ROUTER = "10.77.0", "10.77.255"
@@ -222,7 +222,7 @@ class Network:
 
     def _tell_relay(self) -> None:
         if not self._relay:
-            program = [sys.executable, "-m", "sluice.loadgen.faults.relay"]
+            program = [sys.executable, "-P", detour.__file__]
             self._relay.append(
                 subprocess.Popen(
                     ["ip", "netns", "exec", self.hub, *program],
@@ -232,8 +232,8 @@ class Network:
                 )
             )
             self._await_relay()
-            _ip("-n", self.hub, "link", "set", DEVICE, "up")
-            _ip("-n", self.hub, "route", "add", "default", "dev", DEVICE, "table", _TABLE)
+            _ip("-n", self.hub, "link", "set", detour.DEVICE, "up")
+            _ip("-n", self.hub, "route", "add", "default", "dev", detour.DEVICE, "table", _TABLE)
         (relay,) = self._relay
         assert relay.stdin is not None
         relay.stdin.write(json.dumps([[*pair, *how] for pair, how in self._hampered.items()]) + "\n")

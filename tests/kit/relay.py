@@ -1,6 +1,6 @@
 """Delays and loses packets between machines, where the kernel has no netem: they make a detour through this process.
 
-It runs in the namespace of the machines' router (loadgen.faults.machines) and has a device there, to which the router
+It runs in the namespace of the machines' router (tests.kit.machines) and has a device there, to which the router
 sends the packets of the pairs that are to suffer. Those that are not lost are written back to the device when their
 time has come, and the router sends them on their way. Commands come on standard input, a line each: a JSON list of
 rules `[sender, receiver, delay in milliseconds, part that is lost]`, which replaces all earlier ones.

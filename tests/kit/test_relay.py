@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from sluice.loadgen.faults.relay import MOST_WAITING, Relay, rules_of
+from tests.kit.relay import MOST_WAITING, Relay, rules_of
 
 A, B = "10.77.0.1", "10.77.0.2"
 
