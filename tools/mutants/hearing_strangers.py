@@ -20,8 +20,8 @@ HEARING_STRANGERS: list[Mutant] = [
     Mutant(
         name="each chunk of a message without key has a hash of its own",
         module="sluice.actors.pulsar.codec.send_decoder",
-        old="for number, key in zip(rows.sequence_id, keys, strict=True)",
-        new="for number, key in enumerate(keys, masked_hash(rows.payload[0]))",
+        old="else hash_without_key(producer, number)",
+        new="else hash_without_key(producer, masked_hash(rows[0][1]))",
         world="gateway",
         test="tests/actors/pulsar/conversation/consuming/test_keyless.py::test_ks_4_all_chunks_of_a_message_go_to_one",
     ),
