@@ -290,7 +290,7 @@ STORING: list[Mutant] = [
         old="count=count))\n                entry += count",
         new="count=count))",
         world="ledger",
-        test="tests/actors/topic/test_publish.py::test_joint_run_is_known_of_each_producer_after_a_takeover",
+        test="tests/actors/topic/test_publish.py::test_part_of_a_joint_run_that_comes_again_has_its_place",
     ),
     Mutant(
         name="of a joint run one producer is learned at a takeover",

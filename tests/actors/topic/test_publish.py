@@ -319,6 +319,19 @@ def test_joint_run_is_known_of_each_producer_after_a_takeover() -> None:
     World(21).play(scenario)
 
 
+def test_part_of_a_joint_run_that_comes_again_has_its_place() -> None:
+    async def scenario(world: World) -> None:
+        cluster, client, producers = await three(world)
+        request, _ = joint(client, producers, [2, 1, 3])
+        reply = await client.net.call(cluster.current, request, 5_000)
+        assert not isinstance(reply, Unknown)
+        for producer, count, entry in zip(producers, (2, 1, 3), (0, 2, 3), strict=True):
+            place = await producer.send(make_test_run([f"{producer.name}-{row}" for row in range(count)]), 0)
+            assert (place.ledger, place.first_entry, place.duplicate) == (reply.ledger, entry, True)
+
+    World(24).play(scenario)
+
+
 def test_joint_run_with_a_stored_part_is_refused_whole() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producers = await three(world)
