@@ -17,7 +17,6 @@ imported inside the commands that need them. A test keeps it so.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 
@@ -27,10 +26,9 @@ if __name__ == "cli":  # the folder of a clone, found by its own name
 
 def main() -> None:
     """The console script: run the command line of this process and exit with its code."""
-    # Nothing is begun yet that would have to be ended, and an exception can get lost in the middle of an import.
-    early = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if early:
-        signal.signal(signal.SIGINT, _leave)
+    from sluice.cluster.base.interrupts import leave_at_once
+
+    early = leave_at_once()
     from sluice.cli.app import app  # noqa: F401 (the longest import)
     from sluice.cli.exit_codes import run
     from sluice.cli.output import prepare_streams
@@ -41,7 +39,3 @@ def main() -> None:
     if early:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))
-
-
-def _leave(_number: int, _frame: object) -> None:
-    os._exit(130)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from sluice.cluster.base import interrupts as _interrupts  # noqa: F401 (the command leaves at Ctrl-C from here on)
 from sluice.cluster.base.extras import named_extras
 from sluice.cluster.node.environment import prepare
 from sluice.storage.errors import (

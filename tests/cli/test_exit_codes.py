@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -156,11 +157,11 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("module", ["typer", "sluice.cli.exit_codes", "sluice.cluster.base.arrow"])
+@pytest.mark.parametrize("module", ["sluice.cluster.base.extras", "asyncio", "typer", "sluice.cluster.base.arrow"])
 def test_an_interrupt_in_an_import_leaves_with_130(module: str) -> None:
     """No traceback, whatever is being imported: nothing was begun that would have to be ended."""
     program = f"""
-import signal, sys
+import runpy, signal, sys
 class Interrupts:
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -169,8 +170,7 @@ class Interrupts:
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 sys.meta_path.insert(0, Interrupts)
 sys.argv[1:] = ["up", "--help"]
-from sluice.cli import main
-main()
+runpy.run_path({str(Path(sys.executable).with_name("sluice"))!r}, run_name="__main__")
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
