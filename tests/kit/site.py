@@ -116,7 +116,7 @@ def prepared(folder: Path, *, redis: bool = False) -> Iterator[Site]:
         authority = Authority(folder / "authority")
         server = S3Server(available_kinds()[0], folder / "s3", store)
         for machine in (*cluster, outside):
-            machine.variables.update(CREDENTIALS)
+            machine.variables.update({**CREDENTIALS, "RAY_raylet_start_wait_time_s": f"{PATIENCE_S / 2:.0f}"})
             for name in ("sluice", ".venv", "deploy"):
                 (machine.folder / name).symlink_to(ROOT / name)
             files = machine.folder / "etc"
