@@ -130,6 +130,31 @@ def test_a_violation_comes_again_and_a_mended_gate_has_none(monkeypatch: pytest.
     assert mended.violations == []
 
 
+def test_finding_that_stops_no_owner_is_a_remark() -> None:
+    driver = RecordedDriver(policy="read_position")
+    key = next(key for key in (f"k{number}" for number in range(1_000)) if moves(key))
+    driver.join("first", 1)
+    driver.send(key, key)
+    driver.join("second", 50)
+    driver.route()
+    violations = driver.dispatch.stats(driver.now)["sentinel"]["violationsHolder"]
+    assert violations > 0
+    driver.send(key)
+    found = replay(unpack(driver.file(), "x"))[OF]
+    texts = [text for _, text in found.remarks]
+    assert all(text.startswith("the order sentinel found: promise 2 broken: ") for text in texts)
+    assert texts
+    assert found.clean, "the policy promises nothing else"
+
+
+def moves(key: str) -> bool:
+    """Whether a key goes from the first consumer to the second."""
+    driver = Driver()
+    driver.join("first")
+    driver.join("second")
+    return driver.owner_of(key) == "second"
+
+
 def test_calls_without_room_are_a_gap_until_the_next_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = busy()
     first = driver.recording.taken(driver.now)
