@@ -61,7 +61,7 @@ def recordings(data_dir: Path | None, config: Path | None, everywhere: bool) -> 
         yield values.data_dir
         return
     from sluice.cluster.launch import discovery
-    from sluice.cluster.launch.gathering import gathered
+    from sluice.cluster.launch.everywhere import gathered
     from sluice.storage.errors import Unavailable
 
     found = (values.address, None) if values.address else discovery.find(values.data_dir)

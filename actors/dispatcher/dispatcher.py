@@ -439,7 +439,8 @@ class Components:
         self.hot_key_watch.look(paused=context.state.paused)
         if self.problem != self._alarm:
             self._alarm = self.problem
-            self._remark(f"alarm: {self._alarm}" if self._alarm else "the alarm is over")
+            told = "; ".join(filter(None, (self.parked.alarm(), self.hot_key_watch.problem_without_key)))
+            self._remark(f"alarm: {told}" if told else "the alarm is over")
 
     def _remark(self, text: str) -> None:
         recorder = self.context.ports.process.of(ProcessRecorder).recorder

@@ -203,11 +203,16 @@ def _chunk(packed: bytes, unpacked: int, where: str) -> RecordedCalls:
         topic, partition, subscription, epoch, first, at, calls = values
         of = RecordedSubscription(str(topic), int(partition), str(subscription), int(epoch))
         found = RecordedCalls(of, int(first), int(at), calls)
-        if not all(0 <= call.number < len(CALLS) and isinstance(call.arguments, tuple) for call in found):
-            raise ValueError("a call of an unknown name")
+        if not all(map(_is_call, found)):
+            raise ValueError("a call of an unknown name or form")
         return found
     except Exception as error:
         raise Corrupt(f"{where} cannot be read: {error}") from None
+
+
+def _is_call(call: RecordedCall) -> bool:
+    known = 0 <= call.number < len(CALLS) and isinstance(call.arguments, tuple)
+    return known and isinstance(call.named, dict | None) and isinstance(call.error, str)
 
 
 def assemble(chunks: Iterable[bytes]) -> bytes:

@@ -159,7 +159,8 @@ class RecordedDecisions(KeySharedDispatcher):
         except BaseException as error:
             recording.note((_ROUTE, (now,), None, None, f"{type(error).__name__}: {error}"))
             raise
-        recording.note((_ROUTE, (now,), None, sent.shares or None, ""))
+        size = sum([share.positions.nbytes for share in sent.shares], _CALL_BYTES)
+        recording.note((_ROUTE, (now,), None, sent.shares or None, ""), size)
         sentinel = self._core.sentinel
         if sentinel.violations_order + sentinel.violations_holder > self._violations:
             self._violations = sentinel.violations_order + sentinel.violations_holder

@@ -152,8 +152,7 @@ class DecisionReplay:
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
         found.calls += 1
-        kept = call.outcome if isinstance(call.outcome, tuple) else outcome(call.outcome)
-        recorded, replayed = _said(call, kept, call.error), _said(call, _outcome(answer), error)
+        recorded, replayed = _recorded(number, call), _said(call, _outcome(answer), error)
         if recorded != replayed and found.difference is None:
             found.difference = Difference(self.of, number, self.at, call.name, recorded, replayed)
             if not self._through:
@@ -222,6 +221,15 @@ def _bound(decisions: KeySharedDispatcher, call: RecordedCall) -> Callable[[], A
 
 def _outcome(answer: Any) -> Any:
     return outcome((answer.shares or None) if isinstance(answer, Assignments) else answer)
+
+
+def _recorded(number: int, call: RecordedCall) -> str:
+    """The recorded outcome in words. Raises Corrupt."""
+    try:
+        kept = call.outcome if isinstance(call.outcome, tuple) else outcome(call.outcome)
+        return _said(call, kept, call.error)
+    except (TypeError, ValueError, AttributeError, OverflowError) as wrong:
+        raise Corrupt(f"the outcome of call {number} ({call.name}) cannot be read: {wrong}") from None
 
 
 def _said(call: RecordedCall, value: Any, error: str) -> str:

@@ -53,7 +53,7 @@ from sluice.cluster.gateway.renewal import RenewedAuthentication
 from sluice.cluster.http.guard import PORT_FILE, TOKEN_FILE, RoleGuard, guard
 from sluice.cluster.http.responses import large
 from sluice.cluster.http.server import CONNECTION_SECONDS, HttpServer, body_of, number_of, object_in
-from sluice.cluster.watch.http import PAGE_PATHS, WatchHttp
+from sluice.cluster.watch.http import PAGE_PATHS, Recordings, WatchHttp
 from sluice.storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unavailable
 from sluice.storage.format.hashing import key_bytes, masked_hash
 
@@ -78,6 +78,7 @@ class AdminHttp(Actor):
         port: int,
         connection_seconds: float = CONNECTION_SECONDS,
         settings: Mapping[str, Any] | None = None,
+        recordings: Recordings | None = None,
     ) -> None:
         super().__init__(ports)
         self._controller = controller
@@ -91,7 +92,7 @@ class AdminHttp(Actor):
         self._wanted_port = port
         self._connection_seconds = connection_seconds
         audits = partial(AuditTail, data_dir) if self._permissions is not None else None
-        self._watch = WatchHttp(ports, self, audits, data_dir)
+        self._watch = WatchHttp(ports, self, audits, recordings)
         self._server: HttpServer | None = None
         self.port = 0
 

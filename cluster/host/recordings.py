@@ -31,7 +31,7 @@ def open_recorder(ports: Ports, settings: Mapping[str, Any]) -> None:
     if process_recorder.recorder is not None:
         return
     root, process = Path(settings["data_dir"]) / FOLDER, ports.me.partition("/")[0]
-    _remove_stale(root)
+    remove_stale(root)
     try:
         disk = FileDisk(root / process, readers=1)
     except (Unavailable, OSError) as error:
@@ -43,7 +43,7 @@ def open_recorder(ports: Ports, settings: Mapping[str, Any]) -> None:
     recorder.open(replace(ports, me=me, disk=disk, spawn=tasks), limit)
 
 
-def _remove_stale(root: Path) -> None:
+def remove_stale(root: Path) -> None:
     """Remove what processes left that have written nothing for as long as recordings are kept."""
     oldest = time.time() - KEPT_MS / 1000
     for folder in root.glob("*"):

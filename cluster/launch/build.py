@@ -121,13 +121,16 @@ class SluiceParts:
             )
         if kind == "admin":
             from sluice.cluster.admin.server_routes import AdminHttp  # a web server, for the controller alone
+            from sluice.cluster.launch.gathering import KeptRecordings
 
+            data_dir = Path(settings["data_dir"])
             return AdminHttp(
                 ports,
                 controller=CONTROLLER,
-                data_dir=Path(settings["data_dir"]),
+                data_dir=data_dir,
                 port=int(settings.get("admin_port", 0)),
                 settings=settings,
+                recordings=KeptRecordings(ports.net, ports.me.partition("/")[0], data_dir),
             )
         if kind in ("gateway", "pulsar"):  # started by the controller, or with a cluster in one process
             from sluice.cluster.gateway.listener import PulsarGateway  # protobuf, for gateways alone

@@ -2,64 +2,91 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from sluice.actors.ports import Unknown
-from sluice.cluster.client.async_client import AsyncClient
-from sluice.cluster.host.recordings import FOLDER
-from sluice.cluster.launch.connecting import connect
+from sluice.actors.ports import Net, Unknown
+from sluice.cluster.host.recordings import FOLDER, recording_part, remove_stale
 from sluice.cluster.launch.process_requests import ACTOR, ReadRecording, RecordingPart
 from sluice.storage.errors import Invalid, NotFound, SluiceError, Unavailable
 
 ASK_MS = 10_000
 MOST_BYTES = 4 << 30
 """A gathering that would be longer is refused."""
+OTHERS = "others"
+_warn = logging.getLogger(__name__).warning
 
 
-@contextmanager
-def gathered(address: str, data_dir: Path) -> Iterator[Path]:
-    """A temporary data folder with the recordings of all machines of a running cluster. Raises Unavailable, Invalid."""
-    with (
-        tempfile.TemporaryDirectory(prefix="sluice-gathered-") as folder,
-        connect(address, data_dir=data_dir) as client,
-    ):
-        client.run(gather, Path(folder), logging.getLogger(__name__).warning)
-        yield Path(folder)
+def hosts_of(status: Mapping[str, Any]) -> set[str]:
+    """Names of the processes of a cluster with this status."""
+    return {str(row["address"]).partition("/")[0] for row in status.get("actors", ())}
 
 
-async def gather(client: AsyncClient, into: Path, warn: Callable[[str], object]) -> None:
-    """Fetch the recordings of each machine once. warn: called for each process that does not give them.
+class KeptRecordings:
+    """The recordings of all machines for a process that asks often: files of other machines are kept, and followed."""
 
-    Processes of one machine share a folder, also with what ended processes left there. Raises Unavailable, Invalid.
+    def __init__(self, net: Net, me: str, data_dir: Path) -> None:
+        """me: name of this process, which is not asked."""
+        self._net, self._me, self._data_dir = net, me, data_dir
+        self._one = asyncio.Lock()
+
+    async def __call__(self, status: Mapping[str, Any] | None) -> Path:
+        """Return a data folder that has them as of now. status: of the cluster, if it is known. Raises Invalid."""
+        into = self._data_dir / FOLDER / OTHERS
+        async with self._one:
+            await asyncio.to_thread(remove_stale, into / FOLDER)
+            await gather(self._net, hosts_of(status or {}) - {self._me}, into, _warn, self._data_dir)
+        return into
+
+
+async def gather(
+    net: Net, hosts: set[str], into: Path, warn: Callable[[str], object], here: Path | None = None
+) -> None:
+    """Fetch what is new in the recordings of the machines of these processes.
+
+    Processes of one machine share a folder, also with what ended processes left there. warn: called for each process
+    that does not give them. here: data folder of this machine, which needs no copy. Raises Invalid.
     """
+    root = into / FOLDER
     places: set[str] = set()
+    kept: set[Path] = set()
     whole = 0
-    for host in sorted({str(row["address"]).partition("/")[0] for row in (await client.status())["actors"]}):
+    if here is not None:
+        own, names, _ = await asyncio.to_thread(recording_part, here, "", 0)
+        places.add(own)
+        for process in sorted({name.partition("/")[0] for name in names}):
+            root.mkdir(parents=True, exist_ok=True)
+            if not (root / process).exists():
+                (root / process).symlink_to((here / FOLDER / process).absolute())
+    for host in sorted(hosts):
         try:
-            found = await _part(client, host, "", 0)
+            found = await _part(net, host, "", 0)
             if found.place in places:
                 continue
             places.add(found.place)
             for name in found.files:
                 process, _, file = name.partition("/")
-                folder = into / FOLDER / f"{len(places)}-{process}"
+                folder = root / f"{found.place}-{process}"
                 folder.mkdir(parents=True, exist_ok=True)
-                whole += await _copy(client, host, name, folder / file, MOST_BYTES - whole)
+                kept.add(folder / file)
+                whole += await _copy(net, host, name, folder / file, MOST_BYTES - whole)
+            for gone in set(root.glob(f"{found.place}-*/*")) - kept:
+                gone.unlink()
         except Invalid:
             raise
         except (SluiceError, OSError) as error:
             warn(f"the recordings of {host} are missing: {error}")
 
 
-async def _copy(client: AsyncClient, host: str, name: str, target: Path, most: int) -> int:
-    """Fetch one file, which may grow meanwhile; return its bytes."""
-    offset = 0
-    with target.open("wb") as stream, suppress(NotFound):  # the ring went on
-        while data := (await _part(client, host, name, offset)).data.data:
+async def _copy(net: Net, host: str, name: str, target: Path, most: int) -> int:
+    """Fetch what is new of one file, which may grow meanwhile; return its bytes."""
+    with target.open("ab") as stream, suppress(NotFound):  # the ring went on
+        offset = stream.tell()
+        while data := (await _part(net, host, name, offset)).data.data:
             stream.write(data)
             offset += len(data)
             if offset > most:
@@ -67,8 +94,8 @@ async def _copy(client: AsyncClient, host: str, name: str, target: Path, most: i
     return offset
 
 
-async def _part(client: AsyncClient, host: str, file: str, offset: int) -> RecordingPart:
-    answer = await client.net.call(f"{host}/{ACTOR}", ReadRecording(file=file, offset=offset), ASK_MS)
+async def _part(net: Net, host: str, file: str, offset: int) -> RecordingPart:
+    answer = await net.call(f"{host}/{ACTOR}", ReadRecording(file=file, offset=offset), ASK_MS)
     if isinstance(answer, Unknown):
         raise Unavailable(answer.reason)
     return answer

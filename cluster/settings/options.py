@@ -15,7 +15,7 @@ from sluice.cluster.settings.connection_limits import MOST_CONNECTIONS, MOST_HTT
 from sluice.storage.format.batch import MAX_MESSAGE_BYTES
 
 OBJECT_STORE_BYTES = 1024 * 1024 * 1024
-RECORDER_BYTES = 0
+RECORDER_BYTES = 64 << 20
 FILES = (
     "pulsar_token_key_file",
     "pulsar_password_file",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -21,6 +21,8 @@ from sluice.cluster.watch.past import past_explanation, past_picture
 from sluice.cluster.watch.story import picture
 from sluice.storage.errors import Invalid, NotFound
 
+Recordings = Callable[[Any], Awaitable[Path]]
+"""Return a data folder with what all machines recorded, for a cluster of this status."""
 _LONGEST = 16
 _FOLDER = Path(__file__).parent / "page"
 _FILES = {"/watch": ("index.html", "text/html"), "/watch/watch.css": ("watch.css", "text/css")} | {
@@ -64,10 +66,10 @@ class WatchHttp:
         ports: Ports,
         owners: Watched,
         audits: Callable[[], Audits] | None = None,
-        data_dir: Path | None = None,
+        recordings: Recordings | None = None,
     ) -> None:
-        """data_dir: has the recordings from which the past is shown."""
-        self._ports, self._owners, self._data_dir = ports, owners, data_dir
+        """recordings: from which the past is shown."""
+        self._ports, self._owners, self._recordings = ports, owners, recordings
         self._feed = Feed(ports, owners, audits)
 
     def routes(self) -> list[web.RouteDef]:
@@ -87,13 +89,14 @@ class WatchHttp:
         numbers = [asked.get("at", ""), asked.get("hash", "0")]
         if not all(number.isascii() and number.isdecimal() and len(number) < _LONGEST for number in numbers):
             raise Invalid("at is a time in milliseconds since 1970, and hash a number")
-        if self._data_dir is None:
+        if self._recordings is None:
             raise NotFound("this process has no recordings")
         at, key_hash = map(int, numbers)
+        folder = await self._recordings(await self._owners.status())
         if "key" in asked or key_hash:
             explain = partial(past_explanation, key=asked.get("key"), hash=key_hash)
-            return web.json_response(await asyncio.to_thread(explain, self._data_dir, *names, at))
-        return web.json_response(await asyncio.to_thread(past_picture, self._data_dir, *names, at))
+            return web.json_response(await asyncio.to_thread(explain, folder, *names, at))
+        return web.json_response(await asyncio.to_thread(past_picture, folder, *names, at))
 
     async def _subscriptions(self, request: web.Request) -> web.Response:
         return web.json_response(await self._owners.subscriptions())

@@ -58,6 +58,7 @@ from sluice.loadgen.run.guard import (
     given_up,
     local_cluster,
     own_signals,
+    recorded_everywhere,
     recorded_violations,
 )
 from sluice.loadgen.run.pool_fleet import pool_of
@@ -119,9 +120,10 @@ def flood_command(**values: Any) -> int:
             )
         report = Flood(options, connect, folder, display, helpers, page, clients).run()
         report.phases = {"cluster": boot, **report.phases}
-        report.troubles += recorded_violations(home, report.topic, SUBSCRIPTION)
-        if report.verdict != OK:
-            report.incident = exported_incident(home, report, SUBSCRIPTION, options.data_dir or Path())
+        with recorded_everywhere(options.address, home) as recorded:
+            report.troubles += recorded_violations(recorded, report.topic, SUBSCRIPTION)
+            if report.verdict != OK:
+                report.incident = exported_incident(recorded, report, SUBSCRIPTION, options.data_dir or Path())
         if options.json is not None:
             report.write_json(options.json)
         if options.report is not None:

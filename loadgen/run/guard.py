@@ -100,6 +100,20 @@ def recorded_violations(data_dir: Path, topic: str, subscription: str) -> list[s
     return []
 
 
+@contextlib.contextmanager
+def recorded_everywhere(address: str | None, data_dir: Path) -> Iterator[Path]:
+    """A data folder with what was recorded of a run: on `data_dir`, and on all machines of the cluster at `address`."""
+    with contextlib.ExitStack() as stack:
+        if address is not None:
+            from sluice.cluster.launch.everywhere import gathered
+
+            try:
+                data_dir = stack.enter_context(gathered(address, data_dir))
+            except (SluiceError, OSError) as error:
+                logging.getLogger(__name__).warning("recordings of other machines are left out: %s", error)
+        yield data_dir
+
+
 def exported_incident(data_dir: Path, report: Report, subscription: str, folder: Path) -> str:
     """Write what the cluster on `data_dir` recorded of a run into a file in `folder`; return its path.
 

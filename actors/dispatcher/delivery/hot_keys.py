@@ -230,6 +230,11 @@ class HotKeyWatch:
         """Whether one key holds the partition back: 1 or 0, and which."""
         return {"heldBackByKey": int(bool(self.problem)), "heldBackBy": self._name}
 
+    @property
+    def problem_without_key(self) -> str:
+        """The warning with the key's hash in place of the key."""
+        return self.problem.replace(f"key {self._name} holds", f"the key of hash {self._key} holds", 1)
+
     def _is_held_back(self, found: Heaviest, now: int) -> bool:
         if not found.holder:
             return False

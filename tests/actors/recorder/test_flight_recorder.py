@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sluice.actors.dispatcher.delivery.hot_keys import FEWEST, HELD_BACK_MS
 from sluice.actors.dispatcher.takeover import ProcessRecorder
 from sluice.actors.key_shared import NEW_OWNER, History
 from sluice.actors.messages import SubscriptionSettings
@@ -17,6 +18,7 @@ from sluice.storage.format.hashing import masked_hash
 from tests.scenarios.key_shared.broker import Broker, play
 
 MEGABYTE = 1 << 20
+LEASE_MS = 3_000
 
 
 async def chunks_of(ports: Ports) -> list[RecordedCalls]:
@@ -96,6 +98,33 @@ def test_a_full_ring_keeps_its_bytes_and_can_be_replayed() -> None:
         assert found.decisions > 0
 
     play(scenario)
+
+
+def test_alarm_and_its_end_are_remarks_without_the_key() -> None:
+    async def scenario(broker: Broker) -> None:
+        ports = opened(broker)
+        slow = await broker.join("slow", queue=10, acking=False, taking=False)
+        await broker.publish(*["secret"] * 2 * FEWEST, "cold")
+        await broker.until(lambda: len(slow.got) == 10)
+        await broker.quiet(2 * HELD_BACK_MS)
+
+        async def remarks() -> list[str]:
+            (found,) = replay(await chunks_of(ports)).values()
+            return [text for _, text in found.remarks]
+
+        (alarm,) = await remarks()
+        assert alarm.startswith("alarm: ")
+        assert str(int(masked_hash(b"secret"))) in alarm
+        assert "secret" not in alarm
+        slow.taking = slow.acking = True
+        for part in {message.part for message in slow.got}:
+            slow.parts[0].taken(part)
+        slow.ack()
+        await broker.until(lambda: broker.seen() == 2 * FEWEST + 1)
+        await broker.quiet(2 * LEASE_MS)
+        assert await remarks() == [alarm, "the alarm is over"]
+
+    play(scenario, lease_ms=LEASE_MS)
 
 
 def test_many_dispatchers_then_a_new_file_asks_some_in_turn() -> None:

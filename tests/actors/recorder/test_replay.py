@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
 import struct
 from dataclasses import replace
 from typing import Any
 
+import google_crc32c
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +20,7 @@ from hypothesis.stateful import rule
 from sluice.actors.key_shared import KeySharedDispatcher
 from sluice.actors.key_shared.state import dispatch_pass
 from sluice.actors.messages import SubscriptionSettings
-from sluice.actors.recorder import recorded
+from sluice.actors.recorder import flight_file, recorded
 from sluice.actors.recorder.flight_file import RecordedCalls, RecordedSubscription, assemble, pack, unpack
 from sluice.actors.recorder.recorded import RecordedDecisions, Recording
 from sluice.actors.recorder.replay import replay
@@ -130,6 +133,31 @@ def test_a_violation_comes_again_and_a_mended_gate_has_none(monkeypatch: pytest.
     assert mended.violations == []
 
 
+def test_finding_that_stops_no_owner_is_a_remark() -> None:
+    driver = RecordedDriver(policy="read_position")
+    key = next(key for key in (f"k{number}" for number in range(1_000)) if moves(key))
+    driver.join("first", 1)
+    driver.send(key, key)
+    driver.join("second", 50)
+    driver.route()
+    violations = driver.dispatch.stats(driver.now)["sentinel"]["violationsHolder"]
+    assert violations > 0
+    driver.send(key)
+    found = replay(unpack(driver.file(), "x"))[OF]
+    texts = [text for _, text in found.remarks]
+    assert all(text.startswith("the order sentinel found: promise 2 broken: ") for text in texts)
+    assert texts
+    assert found.clean, "the policy promises nothing else"
+
+
+def moves(key: str) -> bool:
+    """Whether a key goes from the first consumer to the second."""
+    driver = Driver()
+    driver.join("first")
+    driver.join("second")
+    return driver.owner_of(key) == "second"
+
+
 def test_calls_without_room_are_a_gap_until_the_next_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = busy()
     first = driver.recording.taken(driver.now)
@@ -202,18 +230,44 @@ def test_a_version_that_is_not_known_is_one_clear_line() -> None:
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_damaged_or_cut_bytes_are_corrupt_or_a_shorter_file(data: st.DataObject) -> None:
-    whole = a_file()
+    whole, exported = a_file(), data.draw(st.booleans())
     cut = data.draw(st.integers(0, len(whole)))
     changed = bytearray(whole[:cut])
     if changed and data.draw(st.booleans()):
         changed[data.draw(st.integers(0, len(changed) - 1))] ^= data.draw(st.integers(1, 255))
     problem = ""
     try:
-        found = list(unpack(bytes(changed), "x.flight"))
+        found = list(unpack(bytes(changed), "x.flight", whole=exported))
     except Corrupt as error:
         found, problem = [], str(error)
-    assert len(found) == 1 or not problem or "x.flight" in problem
+    assert found or problem or not exported
+    assert not problem or "x.flight" in problem
     assert "\n" not in problem
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_nonsense_behind_a_right_checksum_is_corrupt_at_most(data: st.DataObject) -> None:
+    whole = a_file()
+    length, unpacked, _ = flight_file._CHUNK.unpack_from(whole, len(flight_file.HEADER))
+    start = len(flight_file.HEADER) + flight_file._CHUNK.size
+    body = bytearray(pa.decompress(whole[start : start + length], unpacked, codec="zstd", asbytes=True))
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    packed = pa.compress(bytes(body), codec="zstd", asbytes=True)
+    head = flight_file._CHUNK.pack(len(packed), len(body), google_crc32c.value(packed))
+    with contextlib.suppress(Corrupt):
+        replay(unpack(assemble([head + packed]), "x.flight"))
+
+
+@pytest.mark.parametrize("wrong", [{"named": 7}, {"outcome": ((1, 2, 3, 4, 5),)}, {"outcome": ((1,),)}, {"error": 1}])
+def test_call_of_an_unknown_form_is_corrupt(wrong: dict[str, Any]) -> None:
+    driver = busy()
+    chunk = driver.recording.taken(driver.now)
+    assert chunk is not None
+    calls = [tuple(call._replace(**wrong)) if call.name == "route" else tuple(call) for call in chunk]
+    with pytest.raises(Corrupt, match=r"form|cannot be read"):
+        replay(unpack(assemble([pack(replace(chunk, calls=calls))]), "x"))
 
 
 @functools.cache

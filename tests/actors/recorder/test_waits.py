@@ -183,3 +183,34 @@ def test_messages_without_a_consumer_wait_for_one() -> None:
     spike.step()
     assert first(spike.found()) == "no_owner"
     assert len(spike.dispatch.pending(spike.numbers["late"])) == 5
+
+
+def test_consumer_that_hangs_is_named_before_the_others() -> None:
+    spike = Spike()
+    spike.join("hangs", 10)
+    spike.join("works", 10)
+    spike.confirm(*many(200))
+    for _ in range(100):
+        spike.step()
+        number = spike.numbers["works"]
+        spike.dispatch.acknowledge(spike.dispatch.pending(number), number)
+        spike.grant("works", 20)
+    sums = spike.found()
+    assert first(sums) == "no_permits"
+    assert sums.by_consumer.most_common(1)[0][0].startswith("hangs#")
+
+
+def test_hot_key_is_named_before_the_others() -> None:
+    spike = Spike()
+    for name in ("one", "two"):
+        spike.join(name, 5)
+    spike.confirm(*["hot"] * 40, *many(10))
+    for _ in range(60):
+        spike.step()
+        for name, number in spike.numbers.items():
+            spike.dispatch.acknowledge(spike.dispatch.pending(number), number)
+            spike.grant(name, 1)
+    sums = spike.found()
+    assert first(sums) == "no_permits"
+    assert sums.by_hash.most_common(1)[0][0] == masked_hash(b"hot")
+    assert sums.by_consumer.most_common(1)[0][0].startswith(f"{spike.owner_of('hot')}#")

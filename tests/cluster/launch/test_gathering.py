@@ -15,7 +15,7 @@ from sluice.actors.runtime.host import opened
 from sluice.cluster.host import recordings
 from sluice.cluster.host.recordings import FOLDER, recorded_chunks
 from sluice.cluster.launch import gathering
-from sluice.cluster.launch.gathering import gather
+from sluice.cluster.launch.gathering import KeptRecordings, gather
 from sluice.cluster.launch.process_requests import ReadRecording, answer
 from sluice.storage.errors import Invalid, NotFound
 from tests.actors.recorder.test_replay import busy
@@ -26,10 +26,11 @@ class Machines:
 
     def __init__(self, **folders: Path | None) -> None:
         self.folders = folders
-        self.net = self
         self.asked = 0
 
-    async def status(self) -> dict[str, Any]:
+    @property
+    def status(self) -> dict[str, Any]:
+        """That of the cluster."""
         return {"actors": [{"address": f"{name}/{kind}"} for name in self.folders for kind in ("topic", "dispatcher")]}
 
     async def call(self, to: str, request: Request[Any], timeout: int) -> Any:
@@ -59,7 +60,7 @@ async def test_each_machine_gives_its_files_once(tmp_path: Path, monkeypatch: py
     recorded(tmp_path / "b", "broker-0", 3)
     machines: Any = Machines(one=tmp_path / "a", two=tmp_path / "a", three=tmp_path / "b", hangs=None)
     warned: list[str] = []
-    await gather(machines, tmp_path / "all", warned.append)
+    await gather(machines, set(machines.folders), tmp_path / "all", warned.append)
     found = list(recorded_chunks(tmp_path / "all", "orders", "billing"))
     assert sorted(chunk.of.epoch for chunk in found) == [1, 2, 3]
     assert warned == ["the recordings of hangs are missing: it hangs"]
@@ -72,7 +73,7 @@ async def test_too_many_bytes_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     recorded(tmp_path / "a", "broker-0", 1)
     machines: Any = Machines(one=tmp_path / "a")
     with pytest.raises(Invalid, match="longer than 100 bytes"):
-        await gather(machines, tmp_path / "all", print)
+        await gather(machines, set(machines.folders), tmp_path / "all", print)
 
 
 @pytest.mark.parametrize("file", ["../token", "/etc/passwd", "broker-0/../../secret", "broker-0/nothing"])
@@ -82,3 +83,31 @@ async def test_a_file_that_is_no_recording_is_not_read(tmp_path: Path, file: str
     machines: Any = Machines(one=tmp_path)
     with pytest.raises(NotFound, match="no recording"):
         await machines.call("one/process", ReadRecording(file=file, offset=0), 1)
+
+
+async def test_what_was_recorded_since_is_fetched_alone(tmp_path: Path) -> None:
+    recorded(tmp_path / "a", "broker-0", 1)
+    recorded(tmp_path / "b", "broker-0", 2)
+    machines: Any = Machines(one=tmp_path / "a", two=tmp_path / "b")
+    everywhere = KeptRecordings(machines, "one", tmp_path / "a")
+
+    async def epochs() -> list[int]:
+        return sorted(
+            chunk.of.epoch for chunk in recorded_chunks(await everywhere(machines.status), "orders", "billing")
+        )
+
+    assert await epochs() == [1, 2]
+    copied = [file for file in (tmp_path / "a").rglob("flight-*") if "others" in file.parts]
+    assert len(copied) == 1, "those of this machine are not copied"
+    before = copied[0].stat()
+    assert await epochs() == [1, 2]
+    assert copied[0].stat().st_mtime_ns == before.st_mtime_ns
+    ring = tmp_path / "b" / FOLDER / "broker-0"
+    recorded(tmp_path / "c", "broker-0", 3)
+    (tmp_path / "c" / FOLDER / "broker-0" / "flight-00000001").rename(ring / "flight-00000002")
+    assert await epochs() == [1, 2, 3]
+    (ring / "flight-00000001").unlink()
+    assert await epochs() == [1, 3]
+    assert [each.of.epoch for each in recorded_chunks(tmp_path / "a", "orders", "billing")] == [1]
+    machines.folders["two"] = None
+    assert await epochs() == [1, 3]

@@ -66,8 +66,12 @@ async def explain(request: web.Request) -> web.Response:
 async def served(ports: Ports, tmp_path: Path) -> AsyncIterator[tuple[Cluster, str]]:
     """The made-up cluster, and where its page is."""
     cluster = Cluster()
+
+    async def recordings(_: object) -> Path:
+        return tmp_path
+
     app = web.Application(middlewares=[guard("secret", PAGE_PATHS, "is secret")])
-    app.add_routes(WatchHttp(ports, cluster, data_dir=tmp_path).routes())
+    app.add_routes(WatchHttp(ports, cluster, recordings=recordings).routes())
     app.router.add_get(EXPLAIN, explain)
     runner = web.AppRunner(app)
     await runner.setup()
