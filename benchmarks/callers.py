@@ -87,9 +87,9 @@ def _waits(producers: list[Any], until: float) -> list[float]:
 def brokers(options: argparse.Namespace) -> Iterator[list[Side]]:
     """Start the brokers that are wanted, and end them."""
     with tempfile.TemporaryDirectory(prefix="sluice-callers-") as folder, contextlib.ExitStack() as stack:
-        found: list[Side] = [GatewaySide("sluice", Path(folder) / "sluice", "none")]
+        found: list[Side] = [GatewaySide("sluice", Path(folder) / "sluice")]
         if options.pulsar or os.environ.get("SLUICE_PULSAR_HOME"):
-            found.append(PulsarSide("pulsar", Path(folder) / "pulsar", options.pulsar, "none"))
+            found.append(PulsarSide("pulsar", Path(folder) / "pulsar", options.pulsar))
         for side in found:
             stack.callback(side.stop)
             side.start()
