@@ -1,70 +1,21 @@
 """One process of the comparison with other brokers: a client of one of them, or the process that keeps a Sluice.
 
 It stands alone, because it also runs under the Python of another checkout of Sluice. Commands come as JSON lines, and
-each is answered by one: the count, when it began and ended (seconds since 1970), the processor time of this process.
+each is answered by one: when it began and ended (seconds since 1970), the processor time of this process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
-import mmap
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-BATCH = 1_000
-LARGE = 10_000
 WAIT_MS = 60_000
-POLL_MS = 200
-"""How long a consumer without messages waits before it looks whether the others have all that is missing."""
-
-
-class Tally:
-    """How many messages each of several consumers has received: a number each in a file that their processes share.
-
-    Of a subscription one consumer may have nothing for as long as the others have all the keys that are left. So the
-    end is not silence, but that together they have what was sent. file: of 8 bytes for each of `of` consumers.
-    """
-
-    def __init__(self, file: str, number: int, of: int, messages: int) -> None:
-        with open(file, "r+b") as shared:
-            self._counts = memoryview(mmap.mmap(shared.fileno(), 8 * of)).cast("q")
-        self._number, self._messages = number, messages
-
-    def received(self, count: int) -> None:
-        """This consumer has so many by now."""
-        self._counts[self._number] = count
-
-    def total(self) -> int:
-        """How many all of them have."""
-        return sum(self._counts)
-
-    def drain(self, take: Callable[[int], int]) -> tuple[int, float]:
-        """Take until nothing is missing, or nothing has come to anybody for WAIT_MS; (messages, time of the last one).
-
-        take: waits for so many milliseconds at most, and returns how many messages it has taken.
-        """
-        count, last = 0, time.time()
-        seen, since = self.total(), time.monotonic()
-        while True:
-            if taken := take(POLL_MS):
-                count, last = count + taken, time.time()
-                self.received(count)
-                continue
-            total = self.total()
-            if total >= self._messages:
-                return count, last
-            if total != seen:
-                seen, since = total, time.monotonic()
-            elif (time.monotonic() - since) * 1000 >= WAIT_MS:
-                return count, last
 
 
 class SluiceLink:
@@ -77,12 +28,8 @@ class SluiceLink:
         topic = options["topic"]
         self._client.create_topic(topic, partitions=options["partitions"])
         if options["consume"]:
-            queue = 160_000 if options["large"] else 100_000
-            limits = {"max_unacked_messages_per_consumer": 0, "max_unacked_messages_per_subscription": 0}
-            look_ahead = {"look_ahead_per_consumer": 50_000, "look_ahead_per_subscription": 400_000}
-            more: dict[str, Any] = {**limits, **look_ahead} if options["large"] else {}
             self._consumer = self._client.subscribe(
-                topic, "sink", initial_position="earliest", receiver_queue_size=queue, **more
+                topic, "sink", initial_position="earliest", receiver_queue_size=100_000
             )
         if options["produce"]:
             self._producer = self._client.create_producer(topic)
@@ -112,37 +59,8 @@ class SluiceLink:
     def settle(self) -> None:
         self._consumer.wait_acknowledged()
 
-    def publish(self, keys: list[str], chosen: np.ndarray[Any, Any], size: int) -> Iterator[None]:
-        import pyarrow as pa
 
-        rng, names, batches = np.random.default_rng(1), pa.array(keys), []
-        for start in range(0, len(chosen), LARGE):
-            part = chosen[start : start + LARGE]
-            column = pa.py_buffer(rng.bytes(size * len(part)))
-            payload = pa.FixedSizeBinaryArray.from_buffers(pa.binary(size), len(part), [None, column])
-            rows = {"key": names.take(pa.array(part)), "payload": payload.cast(pa.binary())}
-            batches.append(pa.record_batch(rows))
-        gc.freeze()
-        yield
-        for receipt in [self._producer.send_batch(batch) for batch in batches]:
-            receipt.result(300)
-
-    def drain(self, tally: Tally) -> tuple[int, float]:
-        gc.freeze()
-
-        def take(wait: int) -> int:
-            batch = self._consumer.receive_batch(wait)
-            if batch is None:
-                return 0
-            self._consumer.acknowledge(batch)
-            return len(batch)
-
-        drained = tally.drain(take)
-        self.settle()
-        return drained
-
-
-class PulsarLink:
+class PulsarLink(SluiceLink):
     """Pulsar's Python client, Key_Shared. Its acknowledgements cannot be waited for; handing them over is all."""
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -151,7 +69,6 @@ class PulsarLink:
         self._timeout = pulsar.Timeout
         quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
         self._client = pulsar.Client(options["url"], logger=quiet)
-        kinds = {"key": pulsar.BatchingType.KeyBased, "default": pulsar.BatchingType.Default}
         if options["consume"]:
             self._consumer = self._client.subscribe(
                 options["topic"],
@@ -163,8 +80,8 @@ class PulsarLink:
             self._producer = self._client.create_producer(
                 options["topic"],
                 batching_enabled=options["batching"] != "none",
-                batching_type=kinds.get(options["batching"], pulsar.BatchingType.Default),
-                batching_max_messages=BATCH,
+                batching_type=pulsar.BatchingType.KeyBased,
+                batching_max_messages=1_000,
                 batching_max_publish_delay_ms=1,
                 block_if_queue_full=True,
                 max_pending_messages=100_000,
@@ -172,14 +89,8 @@ class PulsarLink:
                 send_timeout_millis=0,
             )
 
-    def send(self, payload: bytes, key: str) -> None:
-        self._producer.send(payload, partition_key=key)
-
     def send_async(self, payload: bytes, key: str) -> None:
         self._producer.send_async(payload, _nothing, partition_key=key)
-
-    def flush(self) -> None:
-        self._producer.flush()
 
     def receive(self, timeout_ms: int) -> Any:
         try:
@@ -189,40 +100,15 @@ class PulsarLink:
         message.data()
         return message
 
-    def acknowledge(self, message: Any) -> None:
-        self._consumer.acknowledge(message)
-
     def settle(self) -> None:
-        """See Link."""
-
-    def publish(self, keys: list[str], chosen: np.ndarray[Any, Any], size: int) -> Iterator[None]:
-        payloads = [np.random.default_rng(number).bytes(size) for number in range(1024)]
-        names = [keys[key] for key in chosen]
-        yield
-        for number, key in enumerate(names):
-            self.send_async(payloads[number & 1023], key)
-        self.flush()
-
-    def drain(self, tally: Tally) -> tuple[int, float]:
-        def take(wait: int) -> int:
-            message = self.receive(wait)
-            if message is None:
-                return 0
-            self.acknowledge(message)
-            return 1
-
-        return tally.drain(take)
+        """See PulsarLink."""
 
 
 def _nothing(_result: Any, _message_id: Any) -> None:
     """The callback that send_async of Pulsar's client wants."""
 
 
-Link = SluiceLink | PulsarLink
-LINKS: dict[str, Any] = {"sluice": SluiceLink, "pulsar": PulsarLink}
-
-
-def paced(link: Link, messages: int, every_ms: float) -> dict[str, Any]:
+def paced(link: SluiceLink, messages: int, every_ms: float) -> dict[str, Any]:
     """One message at each intended time: until confirmed, until received; microseconds, as lists."""
     confirmed: list[int] = []
     delivered: list[int] = []
@@ -243,55 +129,36 @@ def paced(link: Link, messages: int, every_ms: float) -> dict[str, Any]:
         confirmed.append(time.perf_counter_ns() // 1000 - at)
     receiver.join()
     link.settle()
-    return {"count": messages, "confirmed": confirmed, "delivered": delivered}
+    return {"confirmed": confirmed, "delivered": delivered}
 
 
-def send(link: Link, messages: int, keys: int) -> dict[str, Any]:
+def send(link: SluiceLink, messages: int, keys: int) -> dict[str, Any]:
     """Single messages as fast as the client takes them."""
     names, payload = [f"key-{number:06d}" for number in range(keys)], b"x" * 100
     for number in range(messages):
         link.send_async(payload, names[number % keys])
     link.flush()
-    return {"count": messages}
+    return {}
 
 
-def receive(link: Link, messages: int) -> dict[str, Any]:
+def receive(link: SluiceLink, messages: int) -> dict[str, Any]:
     """Single messages as fast as the client gives them, each acknowledged."""
     for _ in range(messages):
         link.acknowledge(link.receive(WAIT_MS))
     link.settle()
-    return {"count": messages}
-
-
-def prepare(link: Link, messages: int, keys: int, size: int, seed: int) -> Iterator[None]:
-    """Make what is published in the largest way; keys as Zipf's law has them."""
-    chosen = (np.random.default_rng(seed).zipf(1.2, messages) - 1) % keys
-    work = link.publish([f"key-{number:06d}" for number in range(keys)], chosen, size)
-    next(work)
-    return work
+    return {}
 
 
 DOINGS: dict[str, Callable[..., dict[str, Any]]] = {"paced": paced, "send": send, "receive": receive}
 
 
-def serve(link: Link) -> None:
+def serve(link: SluiceLink) -> None:
     """Answer commands until there are no more."""
-    made: Iterator[None] = iter(())
     for line in sys.stdin:
         wanted = json.loads(line)
         do, began, cpu = wanted.pop("do"), time.time(), time.process_time()
-        ended = None
-        told: dict[str, Any] = {}
-        if do == "prepare":
-            made = prepare(link, **wanted)
-        elif do == "publish":
-            next(made, None)
-        elif do == "drain":
-            count, ended = link.drain(Tally(**wanted))
-            told = {"count": count}
-        else:
-            told = DOINGS[do](link, **wanted)
-        told |= {"began": began, "ended": ended or time.time(), "cpu": time.process_time() - cpu}
+        told = DOINGS[do](link, **wanted)
+        told |= {"began": began, "ended": time.time(), "cpu": time.process_time() - cpu}
         print(json.dumps(told), flush=True)
 
 
@@ -334,7 +201,7 @@ def main() -> None:
     if "keep" in options:
         keep(Path(options["keep"]))
         return
-    link = LINKS[options["kind"]](options)
+    link = (PulsarLink if options["kind"] == "pulsar" else SluiceLink)(options)
     print('{"ready": true}', flush=True)
     serve(link)
 

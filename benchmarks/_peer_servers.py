@@ -35,7 +35,6 @@ class Side:
     """One broker. kind: which client it takes; python: with what that runs."""
 
     kind = ""
-    batching = "none"
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
@@ -124,9 +123,9 @@ class GatewaySide(Side):
 
     kind = "pulsar"
 
-    def __init__(self, name: str, folder: Path, batching: str, *, one_process: bool = True) -> None:
+    def __init__(self, name: str, folder: Path, *, one_process: bool = True) -> None:
         super().__init__(name, folder)
-        self.batching, self._one_process = batching, one_process
+        self._one_process = one_process
         self._log = folder / "log"
 
     def start(self) -> None:
@@ -150,10 +149,10 @@ class PulsarSide(Side):
 
     kind = "pulsar"
 
-    def __init__(self, name: str, folder: Path, home: str | None, batching: str) -> None:
+    def __init__(self, name: str, folder: Path, home: str | None) -> None:
         super().__init__(name, folder)
         found = home or os.environ.get("SLUICE_PULSAR_HOME")
-        self._home, self.batching = Path(found) if found else None, batching
+        self._home = Path(found) if found else None
         self._web = 0
 
     def start(self) -> None:
@@ -263,7 +262,7 @@ class Worker:
     """A client process of one side. options: see _peer_client."""
 
     def __init__(self, side: Side, **options: Any) -> None:
-        given = {"kind": side.kind, "url": side.url, "batching": side.batching, "number": 0, "of": 1, "large": False}
+        given = {"kind": side.kind, "url": side.url, "batching": "key"}
         self._log = side.folder / "client.log"
         with self._log.open("a") as errors:
             self._process = subprocess.Popen(

@@ -200,9 +200,27 @@ def _nap(_: Any) -> None:
 
 def step(client: Client, folder: Path, keys: int, rates: tuple[int, int], seconds: float) -> dict[str, Any]:
     """The age of the oldest message, and workers, over time: at the first rate, at the second, and at the first."""
-    course, heaviest, events = _watched(
-        client, folder, "step", keys, [(5, rates[0]), (seconds, rates[1]), (30, rates[0])]
-    )
+    client.create_topic("step", 4)
+    options: dict[str, Any] = {
+        "min_workers": 1, "max_workers": 12, "target_age_ms": TARGET_MS, "downscale_delay_ms": 5_000,
+        "ray_actor_options": {"num_cpus": 1}, "connect": {"data_dir": str(folder)},
+    }  # fmt: skip
+    course: list[Look] = []
+    published: list[int] = []
+    with Workers("step", "s", _nap, client=client, **options) as workers:
+        settled(workers, 1)
+        publisher = Publisher(client, "step", keys, 0)
+        began, until = time.monotonic(), 0.0
+        for lasts, rate in ((5.0, rates[0]), (seconds, rates[1]), (30.0, rates[0])):
+            publisher.rate, until = rate, until + lasts
+            at, before = time.monotonic(), publisher.sent
+            while (now := time.monotonic() - began) < until:
+                status = workers.status()
+                course.append((round(now, 2), len(status.workers), status.oldest_age_ms))
+                time.sleep(LOOK_S)
+            published.append(round((publisher.sent - before) / (time.monotonic() - at)))
+        publisher.stop()
+        events = [text for _, text in workers.status().events]
     up = [(at - 5, size, age) for at, size, age in course if 5 <= at < 5 + seconds]
     late = [at for at, _, age in up if age > TARGET_MS]
     return {
@@ -210,46 +228,10 @@ def step(client: Client, folder: Path, keys: int, rates: tuple[int, int], second
         "oldest_ms_in_the_last_5_s": max(age for at, _, age in up if at > seconds - 5),
         "most_workers": max(size for _, size, _ in course),
         "workers_at_the_end": course[-1][1],
-        "changes": changes(course),
-        "published_per_s": heaviest,
-        "events": events,
+        "changes": [(now[0], now[1]) for before, now in itertools.pairwise(course) if now[1] != before[1]],
+        "published_per_s": max(published),
+        "events": events[-20:],
     }
-
-
-def changes(course: list[Look]) -> list[tuple[float, int]]:
-    """When the number of workers changed, and to what."""
-    return [(now[0], now[1]) for before, now in itertools.pairwise(course) if now[1] != before[1]]
-
-
-def _watched(
-    client: Client, folder: Path, topic: str, keys: int, phases: list[tuple[float, int]]
-) -> tuple[list[Look], int, list[str]]:
-    """Play phases of (seconds, messages a second); returns the course, what was published a second in the heaviest
-    phase, and the events of the pool.
-    """
-    client.create_topic(topic, 4)
-    options: dict[str, Any] = {
-        "min_workers": 1, "max_workers": 12, "target_age_ms": TARGET_MS, "downscale_delay_ms": 5_000,
-        "ray_actor_options": {"num_cpus": 1}, "connect": {"data_dir": str(folder)},
-    }  # fmt: skip
-    course: list[Look] = []
-    heaviest = 0
-    with Workers(topic, "s", _nap, client=client, **options) as workers:
-        settled(workers, 1)
-        publisher = Publisher(client, topic, keys, 0)
-        began = time.monotonic()
-        until = 0.0
-        for seconds, rate in phases:
-            publisher.rate, until = rate, until + seconds
-            at, before = time.monotonic(), publisher.sent
-            while (now := time.monotonic() - began) < until:
-                status = workers.status()
-                course.append((round(now, 2), len(status.workers), status.oldest_age_ms))
-                time.sleep(LOOK_S)
-            heaviest = max(heaviest, round((publisher.sent - before) / (time.monotonic() - at)))
-        publisher.stop()
-        events = [text for _, text in workers.status().events]
-    return course, heaviest, events[-20:]
 
 
 def quantiles(took: list[float]) -> dict[str, float]:

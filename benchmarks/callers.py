@@ -160,9 +160,9 @@ def brokers(options: argparse.Namespace) -> Iterator[list[Side]]:
     """Start the brokers that are wanted, and end them."""
     with tempfile.TemporaryDirectory(prefix="sluice-callers-") as folder, contextlib.ExitStack() as stack:
         ours = Path(folder) / "sluice"
-        found: list[Side] = [OwnSide("sluice", ours) if options.asyncio else GatewaySide("sluice", ours, "none")]
+        found: list[Side] = [OwnSide("sluice", ours) if options.asyncio else GatewaySide("sluice", ours)]
         if options.pulsar or os.environ.get("SLUICE_PULSAR_HOME"):
-            found.append(PulsarSide("pulsar", Path(folder) / "pulsar", options.pulsar, "none"))
+            found.append(PulsarSide("pulsar", Path(folder) / "pulsar", options.pulsar))
         for side in found:
             stack.callback(side.stop)
             side.start()

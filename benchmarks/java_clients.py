@@ -93,9 +93,9 @@ def measured(side: Side, client: Client, messages: int, properties: int) -> Figu
 def sides(options: argparse.Namespace, root: Path) -> list[Side]:
     """All that are wanted; nothing is started."""
     found: list[Side] = [
-        GatewaySide("gateway", root / "gateway", "key"),
-        GatewaySide("cluster", root / "cluster", "key", one_process=False),
-        PulsarSide("pulsar", root / "pulsar", options.pulsar, "key"),
+        GatewaySide("gateway", root / "gateway"),
+        GatewaySide("cluster", root / "cluster", one_process=False),
+        PulsarSide("pulsar", root / "pulsar", options.pulsar),
     ]
     return [side for side in found if side.name in options.sides]
 

@@ -306,8 +306,8 @@ def _nothing(_result: Any, _message_id: Any) -> None:
 
 def _side(name: str, folder: Path, options: argparse.Namespace) -> Side:
     if name == "pulsar":
-        return PulsarSide(name, folder, options.pulsar, "none")
-    return GatewaySide(name, folder, "none", one_process=name == "embedded")
+        return PulsarSide(name, folder, options.pulsar)
+    return GatewaySide(name, folder, one_process=name == "embedded")
 
 
 def play(work: str, name: str, number: int, options: argparse.Namespace) -> Figures:

@@ -1,6 +1,6 @@
 """The same work by Sluice and Pulsar, in turn: figures and ratios.
 
-    .venv/bin/python benchmarks/peers.py [--pulsar FOLDER] [--checkout FOLDER] [--work paced,singles,batches] ...
+    .venv/bin/python benchmarks/peers.py [--pulsar FOLDER] [--checkout FOLDER] [--work paced,singles] ...
 
 Needs the packages of the extra `peers`. Pulsar is its binary distribution, unpacked in
 the folder that --pulsar or SLUICE_PULSAR_HOME names; --checkout adds another checkout of Sluice. What is not there is
@@ -11,8 +11,6 @@ and syncs to disk before it confirms: Sluice two copies, Pulsar one.
     paced    one message of 100 bytes every 10 ms, sent at its intended time: ms until confirmed, until received;
              --clients do so at once, each on a topic of its own
     singles  send_async one by one, then receive and acknowledge one by one, one client, 4 partitions
-    batches  2 producers and 2 consumers at once in the client's largest way, 10,000 keys by Zipf's law, 4 partitions:
-             from the first send to the last acknowledgement
 
 Processor time is that of every process of the broker and of its clients. Of all rounds the median is shown, and behind
 it, in brackets, the median of Sluice's figure divided by that of the same round. The last line is JSON.
@@ -104,39 +102,7 @@ def singles(side: Side, topic: str, options: argparse.Namespace) -> Figures:
     return figures
 
 
-def batches(side: Side, topic: str, options: argparse.Namespace) -> Figures:
-    share = options.batches // 2
-    place = {"topic": side.make_topic(topic, 4), "partitions": 4, "of": 2, "large": True}
-    with contextlib.ExitStack() as stack:
-        roles = [(produce, number) for produce in (False, True) for number in (0, 1)]
-        clients = [
-            stack.enter_context(Worker(side, produce=produce, consume=not produce, number=number, **place))
-            for produce, number in roles
-        ]
-        for one in clients:
-            one.hear()
-        sinks, sources = clients[:2], clients[2:]
-        tally = stack.enter_context(tempfile.NamedTemporaryFile(prefix="sluice-tally-"))
-        tally.truncate(8 * len(sinks))
-        for number, one in enumerate(sources):
-            one.tell("prepare", messages=share, keys=KEYS, size=100, seed=number)
-        for one in sources:
-            one.hear()
-        cpu = side.cpu()
-        for number, one in enumerate(sinks):
-            one.tell("drain", file=tally.name, number=number, of=len(sinks), messages=share * 2)
-        for one in sources:
-            one.tell("publish")
-        told = [one.hear() for one in [*sources, *sinks]]
-        cpu = side.cpu() - cpu + sum(one["cpu"] for one in told)
-    received = sum(one["count"] for one in told[2:])
-    if received < share * 2:
-        raise RuntimeError(f"{side.name}: {received} of {share * 2} messages came")
-    took = max(one["ended"] for one in told[2:]) - min(one["began"] for one in told[:2])
-    return {"end_to_end_per_s": share * 2 / took, "cpu_us": cpu * 1e6 / (share * 2)}
-
-
-WORKS = {"paced": paced, "singles": singles, "batches": batches}
+WORKS = {"paced": paced, "singles": singles}
 
 
 def sides(options: argparse.Namespace, root: Path) -> list[Side]:
@@ -144,9 +110,9 @@ def sides(options: argparse.Namespace, root: Path) -> list[Side]:
     found: list[Side] = [SluiceSide("sluice", root / "sluice")]
     if options.checkout:
         found.append(SluiceSide("checkout", root / "checkout", Path(options.checkout)))
-    found.append(GatewaySide("gateway", root / "gateway", options.pulsar_batching))
-    found.append(GatewaySide("cluster", root / "cluster", options.pulsar_batching, one_process=False))
-    found.append(PulsarSide("pulsar", root / "pulsar", options.pulsar, options.pulsar_batching))
+    found.append(GatewaySide("gateway", root / "gateway"))
+    found.append(GatewaySide("cluster", root / "cluster", one_process=False))
+    found.append(PulsarSide("pulsar", root / "pulsar", options.pulsar))
     return [one for one in found if one.name in options.sides]
 
 
@@ -209,17 +175,13 @@ def main() -> None:
     parser.add_argument("--clients", type=count, default=1, help="clients at once that send paced messages")
     parser.add_argument("--threads", action="store_true", help="of paced messages, what each thread takes")
     parser.add_argument("--singles", type=count, default=100_000, help="messages of a round")
-    parser.add_argument("--batches", type=count, default=1_000_000, help="messages of a round")
     parser.add_argument("--warm", type=count_or_none, default=200, help="messages before those that count")
     parser.add_argument("--pulsar", metavar="FOLDER", help="Pulsar's unpacked distribution")
-    parser.add_argument(
-        "--pulsar-batching", choices=("key", "default", "none"), default="key", help="of Pulsar's client"
-    )
     parser.add_argument("--checkout", metavar="FOLDER", help="another checkout of Sluice, set up by its ./sluice")
     parser.add_argument("--small", action="store_true", help="a run of a few seconds, for the tests")
     options = parser.parse_args()
     if options.small:
-        options.rounds, options.paced, options.singles, options.batches, options.warm = 1, 20, 2_000, 40_000, 5
+        options.rounds, options.paced, options.singles, options.warm = 1, 20, 2_000, 5
     print_compared(compare, options)
 
 

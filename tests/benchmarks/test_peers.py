@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _peer_client
-from benchmarks._peer_client import Tally
 from benchmarks._peer_servers import CLIENT, Missing, PulsarSide, SluiceSide, configured
 from benchmarks.peers import table
 
@@ -32,37 +30,11 @@ def test_the_table_shows_medians_and_the_ratio_within_a_round() -> None:
 
 def test_a_folder_without_a_broker_is_named(tmp_path: Path) -> None:
     with pytest.raises(Missing, match="--pulsar"):
-        PulsarSide("pulsar", tmp_path, None, "key").start()
+        PulsarSide("pulsar", tmp_path, None).start()
     with pytest.raises(Missing, match="no bin/pulsar"):
-        PulsarSide("pulsar", tmp_path, str(tmp_path), "key").start()
+        PulsarSide("pulsar", tmp_path, str(tmp_path)).start()
     with pytest.raises(Missing, match=r"run its \./sluice once"):
         SluiceSide("checkout", tmp_path, tmp_path)
-
-
-def test_a_silent_consumer_waits_for_the_others(tmp_path: Path) -> None:
-    """It has nothing while another has all the keys that are left; then one of its own comes."""
-    file = tmp_path / "tally"
-    file.write_bytes(bytes(16))
-    mine, other = (Tally(str(file), number, of=2, messages=10) for number in (0, 1))
-    happens = iter([3, 0, 0, 0, 5, 0, 2, 0])
-
-    def take(wait: int) -> int:
-        taken = next(happens)
-        if taken == 5:  # the other's
-            other.received(taken)
-            return 0
-        return taken
-
-    assert mine.drain(take)[0] == 5
-    assert list(happens) == []
-
-
-def test_messages_that_never_come_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_peer_client, "WAIT_MS", 0)
-    file = tmp_path / "tally"
-    file.write_bytes(bytes(8))
-    happens = iter([3, 0, 0])
-    assert Tally(str(file), 0, of=1, messages=10).drain(lambda wait: next(happens))[0] == 3
 
 
 def test_an_unknown_work_is_named() -> None:
@@ -70,7 +42,7 @@ def test_an_unknown_work_is_named() -> None:
         [sys.executable, str(ROOT / "benchmarks" / "peers.py"), "--work", "nothing"], capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert "there is no 'nothing'; there are paced, singles, batches" in done.stderr
+    assert "there is no 'nothing'; there are paced, singles" in done.stderr
 
 
 @pytest.mark.ray
@@ -82,6 +54,6 @@ def test_every_work_runs_against_what_is_installed() -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     works = json.loads(done.stdout.splitlines()[-1])["works"]
-    assert list(works) == ["paced", "singles", "batches"]
+    assert list(works) == ["paced", "singles"]
     for rounds in works.values():
         assert all(figure > 0 for figure in rounds["sluice"][0].values())

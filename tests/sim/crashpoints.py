@@ -10,6 +10,9 @@ thing goes wrong:
 * `lost`: the effect happens and the process lives; it (or its caller) is told that the answer is lost. To a disk that
   is an error after which nobody knows what is durable.
 
+`play_each` breaks many effects, each in a run of its own. Every one begins as the run without trouble does: that one is
+played once, and at each of the effects a child of the process goes on to the end with the breakage.
+
 The script is small and goes everywhere: publish, acknowledge, roll and trim of ledgers, buckets of delayed messages
 that are sealed and merged, and, in the middle of it, a second owner of the partition and a second dispatcher of the
 subscription. Afterwards all promises of the broker's world are judged: nothing lost, order, rest.
@@ -19,8 +22,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import pickle
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import signal
+import traceback
+from asyncio import events
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Never, TypeVar
 
@@ -31,7 +39,7 @@ from sluice.actors.runtime.shared_future import SharedFuture
 from sluice.storage.errors import SluiceError, Unavailable
 from sluice.storage.format.frame import Buffer
 from tests.sim.disk import SimDisk
-from tests.sim.loop import SimFailure
+from tests.sim.loop import SimFailure, SimLoop
 from tests.sim.world import Make, Process, World
 from tests.sim.worlds.broker import CONTROLLER, SUBSCRIPTION, TOPIC, Course, Size
 from tests.sim.worlds.clients import Traffic
@@ -112,11 +120,36 @@ class Effects:
     names: list[str] = field(default_factory=list)
     """What each effect was; its place is its number."""
     hit: list[str] = field(default_factory=list)
+    branches: Collection[int] = ()
+    """Numbers of the effects at which a child breaks, all in the same way, while this process plays on without."""
+    how: str = ""
+    ended: list[Played] = field(default_factory=list)
+    """Runs of the children, in the order of their effects."""
+    report: int | None = None
+    """The descriptor that takes how a child's run ended; None in the process that played from the beginning."""
+
+    def branch(self, number: int, loop: SimLoop) -> None:
+        """Let a child break an effect, and wait for its end; in the child, return at once."""
+        answer, report = os.pipe()
+        child = os.fork()
+        if not child:
+            self.branches, self.report, self.plan = (), report, {number: self.how}
+            events._set_running_loop(loop)  # asyncio remembers of which process the loop is
+            return
+        os.close(report)
+        try:
+            with os.fdopen(answer, "rb") as pipe:
+                self.ended.append(pickle.load(pipe))
+        finally:
+            os.kill(child, signal.SIGKILL)  # it has told everything, or nobody waits for it any more
+            os.waitpid(child, 0)
 
     async def do(self, process: CrashableProcess, what: str, act: Callable[[], Awaitable[T]], lost: Lost) -> T:
         """Do an effect, or break it."""
         number = len(self.names)
         self.names.append(f"{what} by {process.name}")
+        if number in self.branches:
+            self.branch(number, process.world.loop)
         how = self.plan.get(number)
         if how is None:
             return await act()
@@ -179,9 +212,9 @@ class CrashableProcess(Process):
 class CrashWorld(World):
     """A world in which the acting process breaks at chosen effects."""
 
-    def __init__(self, seed: int, plan: Mapping[int, str]) -> None:
+    def __init__(self, seed: int, effects: Effects) -> None:
         super().__init__(seed)
-        self.effects = Effects(plan)
+        self.effects = effects
 
     async def never(self) -> Never:
         """Wait for ever."""
@@ -303,7 +336,23 @@ class Played:
 
 def play(plan: Mapping[int, str], *, seed: int = 1) -> Played:
     """Play the script with a plan of breakages."""
-    world = CrashWorld(seed, plan)
+    return _script(Effects(plan), seed)
+
+
+def play_erasing(plan: Mapping[int, str], *, seed: int = 1) -> Played:
+    """Play the script in which keys are erased with a plan of breakages."""
+    return _erasing_script(Effects(plan), seed)
+
+
+def play_each(numbers: Collection[int], how: str, *, erasing: bool = False, seed: int = 1) -> list[Played]:
+    """Return the runs in which each of these effects breaks, in their order; each is what `play` makes of its plan."""
+    effects = Effects(branches=frozenset(numbers), how=how)
+    (_erasing_script if erasing else _script)(effects, seed)
+    return effects.ended
+
+
+def _script(effects: Effects, seed: int) -> Played:
+    world = CrashWorld(seed, effects)
     course = Course(world, [], {}, SCRIPT)
 
     async def change() -> None:
@@ -318,15 +367,16 @@ def play(plan: Mapping[int, str], *, seed: int = 1) -> Played:
 
 
 class ErasingScript(ErasingCourse):
-    """A course of the world `erasing` that is as small as can be."""
+    """A course of the world `erasing` that is as small as can be. Who reads again and again does so less often."""
+
+    again_ms, back_ms, late_ms = 4_000, 8_000, 8_000
 
     def draw(self) -> LedgerSize:
         return ERASING_SCRIPT
 
 
-def play_erasing(plan: Mapping[int, str], *, seed: int = 1) -> Played:
-    """Play the script in which keys are erased with a plan of breakages."""
-    world = CrashWorld(seed, plan)
+def _erasing_script(effects: Effects, seed: int) -> Played:
+    world = CrashWorld(seed, effects)
     course = ErasingScript(world, [])
     return _played(world, course.run, course.counters, lambda name: name == "registry" or name.startswith("bookie-"))
 
@@ -347,9 +397,18 @@ def _played(
         world.background(mind(), "mind")
         await run()
 
-    problem = ""
+    effects, problem = world.effects, ""
     try:
         world.play(lambda _: main())
     except SimFailure as failure:
         problem = str(failure)
-    return Played(world.effects.names, world.effects.hit, problem, counters)
+    except BaseException:
+        if effects.report is None:
+            raise
+        problem = traceback.format_exc()
+    played = Played(effects.names, effects.hit, problem, counters)
+    if effects.report is not None:
+        with os.fdopen(effects.report, "wb") as pipe:
+            pickle.dump(played, pipe)
+        os._exit(0)
+    return played

@@ -1,11 +1,11 @@
 """The acting node breaks at every effect of the script, one at a time; afterwards every promise is judged.
 
-By default all effects are played but the answers to polls, heartbeats and acknowledgements, which make up nearly half
-of them and repeat each other; of these every third. An effect breaks in three ways; one that a process has had three
-times before breaks in one of them, each in its turn. The environment variable `CRASH_MATRIX` asks for more: `all` plays
-every single one in every way, `pairs:N` plays N pairs of breakages drawn from all pairs. A failing case names its plan,
-and `tests.sim.crashpoints.play` with that plan plays it again. A script of its own does the same while keys are erased
-(`play_erasing`).
+By default all effects are played but the answers to polls, heartbeats, acknowledgements and requests to erase, which
+make up nearly half of them and repeat each other; of these every third. An effect breaks in three ways; one that a
+process has had three times before breaks in one of them, each in its turn. The environment variable `CRASH_MATRIX` asks
+for more: `all` plays every single one in every way, `pairs:N` plays N pairs of breakages drawn from all pairs. A
+failing case names its plan, and `tests.sim.crashpoints.play` with that plan plays it again. A script of its own does
+the same while keys are erased (`play_erasing`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from functools import cache
 
 import pytest
 
-from tests.sim.crashpoints import HOWS, Played, play, play_erasing
+from tests.sim.crashpoints import HOWS, Played, play, play_each, play_erasing
 
 ASKED = os.environ.get("CRASH_MATRIX", "")
-CHATTER = ("answer to Poll", "answer to Heartbeat", "answer to Acknowledge")
+CHATTER = ("answer to Poll", "answer to Heartbeat", "answer to Acknowledge", "answer to Erase")
 THINNED = 3
 REPEATS = 3
 _NUMBER = re.compile(r"[0-9]+")
@@ -50,6 +50,13 @@ def chosen(names: list[str], how: str) -> list[int]:
     return found
 
 
+def check(names: list[str], numbers: list[int], how: str, runs: list[Played]) -> None:
+    """Check that each effect broke in its run, and that every promise was kept all the same."""
+    assert [played.hit for played in runs] == [[f"{how} {names[number]}"] for number in numbers]
+    for number, played in zip(numbers, runs, strict=True):
+        assert not played.problem, f"plan {{{number}: {how!r}}}: {played.hit}\n{played.problem}"
+
+
 def test_the_script_is_clean_and_goes_everywhere() -> None:
     assert calm().problem == ""
     assert calm().hit == []
@@ -73,16 +80,19 @@ def test_a_run_replays_and_the_chosen_effect_breaks() -> None:
     assert broken.names[:number] == calm().names[:number]
 
 
+def test_runs_that_branch_off_are_those_of_their_plans() -> None:
+    numbers = (60, 200)
+    assert play_each(numbers, "lost") == [play({number: "lost"}) for number in numbers]
+    assert play_each([150], "after", erasing=True) == [play_erasing({150: "after"})]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("how", HOWS)
 def test_every_single(how: str) -> None:
     numbers = chosen(calm().names, how)
     assert len(numbers) > 120
-    for number in numbers:
-        played = play({number: how})
-        assert played.hit == [f"{how} {calm().names[number]}"]
-        assert not played.problem, f"plan {{{number}: {how!r}}}: {played.hit}\n{played.problem}"
+    check(calm().names, numbers, how, play_each(numbers, how))
 
 
 @cache
@@ -113,10 +123,7 @@ def test_every_single_while_keys_are_erased(how: str) -> None:
     begun = next(number for number, name in enumerate(names) if name.startswith("meta partition/"))
     numbers = [number for number in chosen(names, how) if number >= begun]
     assert len(numbers) > 60
-    for number in numbers:
-        played = play_erasing({number: how})
-        assert played.hit == [f"{how} {names[number]}"]
-        assert not played.problem, f"plan {{{number}: {how!r}}}: {played.hit}\n{played.problem}"
+    check(names, numbers, how, play_each(numbers, how, erasing=True))
 
 
 @pytest.mark.skipif(not ASKED.startswith("pairs:"), reason="pairs are played on demand: CRASH_MATRIX=pairs:N")

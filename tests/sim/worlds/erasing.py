@@ -48,8 +48,6 @@ from tests.sim.worlds.ledger import ASKED, HEALED_MS, TOPIC, Course, Size
 from tests.sim.worlds.wire import Gone, Refusal
 
 EVERY_MS = 1_500
-BACK_MS = 3_000
-LATE_MS = 2_000
 KEPT_MS, FORGOTTEN_MS = 10_000, 30_000
 MOST = 10_000
 """More messages than there are."""
@@ -69,6 +67,9 @@ class ErasingWorld(HistoryWorld):
 
 class ErasingCourse(HistoryCourse):
     """One run."""
+
+    back_ms, late_ms = 3_000, 2_000
+    """The longest pauses of the consumer that gives everything back, and of the reader behind the gateway."""
 
     def __init__(self, world: World, faults: list[Fault]) -> None:
         super().__init__(world, faults)
@@ -163,13 +164,13 @@ class ErasingCourse(HistoryCourse):
             reader = FrameReader(self.pipes, "late reader", rng)
             try:
                 await reader.open()
-                await ports.clock.sleep(rng.randrange(LATE_MS))
+                await ports.clock.sleep(rng.randrange(self.late_ms))
             except (Gone, Refusal) as error:
                 ports.log("not read", error=repr(error))
             reader.close()
             for rows in reader.rows:
                 self.names_of(rows)
-            await ports.clock.sleep(rng.randrange(LATE_MS))
+            await ports.clock.sleep(rng.randrange(self.late_ms))
 
     async def _all_read(self) -> None:
         """E5: a reader that comes to the gateway now finds each message as it is now."""
@@ -212,7 +213,7 @@ class ErasingCourse(HistoryCourse):
             )
             await until_open(self.holder, ports)
             while not self.over and not self.holder.lease_over():
-                await ports.clock.sleep(rng.randrange(BACK_MS))
+                await ports.clock.sleep(rng.randrange(self.back_ms))
                 await self.holder.redeliver_all()
 
     def _hold_part(self, part: Received) -> None:

@@ -38,7 +38,6 @@ from tests.sim.worlds.ledger import HEALED_MS, TOPIC, Course, LedgerWorld, Size
 
 GROUP_BYTES, PART_BYTES = (200, 2_000), (400, 10_000)
 """So that ledgers of this world have several row groups and objects."""
-AGAIN_MS = 400
 
 
 class HistoryWorld(LedgerWorld):
@@ -58,6 +57,8 @@ class HistoryCourse(Course):
 
     bytes_stay = False
     """What comes out of a table are the same rows (storage.history.part)."""
+    again_ms = 400
+    """The longest pause of the reader that reads the log again and again."""
 
     def __init__(self, world: World, faults: list[Fault]) -> None:
         super().__init__(world, faults)
@@ -101,7 +102,7 @@ class HistoryCourse(Course):
                     start = reply.resume
             except SluiceError as error:
                 ports.log("reading waits", error=str(error))
-            await ports.clock.sleep(rng.randrange(AGAIN_MS))
+            await ports.clock.sleep(rng.randrange(self.again_ms))
 
     async def _look(self, ports: Ports, directory: Directory, run: RunIndex) -> None:
         request = ReadPayload(ledger=run.ledger, entry=run.first_entry)
