@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sluice.actors.consumer.payload import Payloads
 from sluice.actors.delayed.manifest import last_epoch, manifest_key
@@ -35,7 +35,7 @@ from sluice.actors.dispatcher.delivery.subscription import (
 )
 from sluice.actors.dispatcher.delivery.unacked_runs import UnackedRuns
 from sluice.actors.dispatcher.operator.parked_keys import RecordedParkedKeys
-from sluice.actors.key_shared import History, KeySharedDispatcher
+from sluice.actors.key_shared import KeySharedDispatcher
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.lookup.topic_client import TopicClient, TopicLog
 from sluice.actors.messages import Ends, SubscriptionSettings
@@ -45,36 +45,18 @@ from sluice.storage.errors import NotFound
 from sluice.storage.format.cursor import Cursor
 from sluice.storage.format.position import ledger_of
 
+if TYPE_CHECKING:  # imported where something is recorded
+    from sluice.actors.recorder.flight_recorder import FlightRecorder
+
 START_PATIENCE_MS = 15_000
 """How long a start waits for the topic: then the caller learns why, and the start is tried again."""
-
-
-class DecisionRecorder(Protocol):
-    """Keeps the calls of decisions (actors.recorder)."""
-
-    def decisions(
-        self,
-        of: tuple[str, int, str, int],
-        settings: SubscriptionSettings,
-        *,
-        partition: int,
-        first_consumer: int,
-        history: History,
-    ) -> KeySharedDispatcher:
-        """Make the decisions of a subscription; of: topic, partition, subscription, epoch."""
-
-    def remark(self, decisions: KeySharedDispatcher, text: str) -> None:
-        """Keep a remark of the dispatcher that makes these decisions."""
-
-    def end(self, decisions: KeySharedDispatcher, reason: str) -> None:
-        """The dispatcher that makes these decisions has ended."""
 
 
 @dataclass
 class ProcessRecorder:
     """The recorder of a process, if there is one."""
 
-    recorder: DecisionRecorder | None = None
+    recorder: FlightRecorder | None = None
 
 
 async def take_over(

@@ -9,25 +9,34 @@ from typing import Any
 
 import pytest
 
+from sluice.actors.recorder.flight_file import unpack
+from sluice.actors.recorder.replay import replay
 from sluice.loadgen.base.broker import ClusterConnect
 from sluice.loadgen.base.kinds import CLOCK_JUMP, SLOW_DISK
 from sluice.loadgen.base.options import FloodOptions
 from sluice.loadgen.faults.chaos import ClusterProcesses
-from sluice.loadgen.run.flood import run_flood
+from sluice.loadgen.run.flood import SUBSCRIPTION, run_flood
+from sluice.loadgen.run.guard import exported_incident, recorded_everywhere
 from sluice.storage.errors import Invalid, Unavailable
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterConnect]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder of the module's cluster."""
+    return tmp_path_factory.mktemp("broker")
+
+
+@pytest.fixture(scope="module")
+def connect(folder: Path) -> Iterator[ClusterConnect]:
     from sluice.cluster.launch import launch
 
-    with launch.local(tmp_path_factory.mktemp("broker"), bookies=3) as running:
+    with launch.local(folder, bookies=3) as running:
         yield ClusterConnect(running.address, os.environ.get("RAY_AUTH_TOKEN_PATH", ""))
 
 
-def test_short_chaos_keeps_every_promise(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
+def test_short_chaos_keeps_every_promise(connect: ClusterConnect, folder: Path, spark: Any, tmp_path: Path) -> None:
     kinds = ["kill-consumer", "kill-topic", "freeze-dispatcher", "kill-bookie", "kill-controller", "freeze-consumer"]
     options = FloodOptions.of(
         minutes=0.45, faults=kinds, fault_every_ms=2_500, rate=3_000, keys=500, consumers=3, partitions=2, seed=31,
@@ -44,6 +53,14 @@ def test_short_chaos_keeps_every_promise(connect: ClusterConnect, spark: Any, tm
     assert (redelivery["max"] > 0) == (redelivery["count"] > 0)  # who is killed may hold nothing just then
     assert told["next_delivery_ms"]["topics"]["count"] >= 1
     assert told["next_delivery_ms"]["dispatchers"]["count"] >= 1
+    with recorded_everywhere(connect.address, folder) as recorded:
+        incident = exported_incident(recorded, report, SUBSCRIPTION, tmp_path)
+    found = replay(unpack(Path(incident).read_bytes(), incident))
+    assert [str(each.difference) for each in found.values() if each.difference] == []
+    assert [(each.gaps, each.missing, each.violations) for each in found.values()] == [(0, 0, [])] * len(found)
+    assert len(found) > options.partitions, "owners were killed"
+    # The last calls of a process that was killed are not there, and a part of what they sent went nowhere.
+    assert sum(each.decisions for each in found.values()) > report.to_dict()["messages"]["published"] / 2
 
 
 def test_processes_make_themselves_worse_when_they_are_asked(connect: ClusterConnect) -> None:
