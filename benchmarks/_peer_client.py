@@ -24,7 +24,7 @@ class SluiceLink:
     def __init__(self, options: dict[str, Any]) -> None:
         from sluice import connect
 
-        self._client = connect(options["url"])
+        self._client: Any = connect(options["url"])
         topic = options["topic"]
         self._client.create_topic(topic, partitions=options["partitions"])
         if options["consume"]:

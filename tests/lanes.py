@@ -22,6 +22,9 @@ LONGEST = (
     "tests/cluster/launch/test_launch.py",
     "tests/loadgen/faults/test_chaos_live.py",
     "tests/cluster/test_machines.py",
+    "tests/sim/test_worlds.py",
+    "tests/sim/test_crash_matrix.py",
+    "tests/sim/test_broker_seeds.py",
 )
 """Files that take more than a minute, the longest first. Behind them come those with Spark, then the slow ones."""
 _MARK = re.compile(r"pytest\.mark\.(\w+)")

@@ -84,7 +84,7 @@ class NegativeAcksTracker:
                 back.positions, back.partial = back.positions[rest], True
             if len(back.positions):
                 return back
-            self.settle(back, confirmed=False)
+            self.finish(back, confirmed=False)
         return None
 
     def unconfirmed(self) -> list[PendingNack]:
@@ -128,7 +128,7 @@ class NegativeAcksTracker:
                 reply = await self._ports.net.call(address(), request, CALL_TIMEOUT)
                 if not isinstance(reply, Unknown):
                     for back in backs:
-                        self.settle(back, confirmed=True)
+                        self.finish(back, confirmed=True)
                     return reply.revocation if isinstance(reply, GivenBack) else 0
             except Unavailable:
                 pass
@@ -136,14 +136,14 @@ class NegativeAcksTracker:
                 break
             except SluiceError:
                 for back in backs:
-                    self.settle(back, confirmed=False)
+                    self.finish(back, confirmed=False)
                 raise
             await wait.pause()
         for back in backs:
             await back.settled.wait(self._ports)
         return 0
 
-    def settle(self, back: PendingNack, *, confirmed: bool) -> None:
+    def finish(self, back: PendingNack, *, confirmed: bool) -> None:
         """An owner has accepted or refused it, so it is not repeated."""
         back.confirmed = confirmed and not back.partial
         self._open.pop(back.number, None)

@@ -376,7 +376,7 @@ class PartitionConsumer:
             if isinstance(await self._ports.net.call(self._address, request, CALL_TIMEOUT), Unknown):
                 await self._directory.suspect(self._address)
                 return False
-            self._hand_backs.settle(back, confirmed=True)
+            self._hand_backs.finish(back, confirmed=True)
 
     def _forestall(self, back: PendingNack) -> None:
         """Take back messages that came from an earlier owner, because the new owner may not know yet that it must ask

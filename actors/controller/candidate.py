@@ -157,7 +157,6 @@ class ControllerCandidate(Actor):
             self.ports.log("follows", leader=leader, epoch=epoch)
 
     async def on_who_leads(self, request: WhoLeads) -> Leading:
-        """See messages.WhoLeads."""
         now = self.ports.clock.monotonic()
         if request.asker and request.machine != self._machine:
             self._others[request.asker] = now

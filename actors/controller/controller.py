@@ -184,7 +184,6 @@ class Controller(TopicSchemas):
         return Done()
 
     async def on_drain_node(self, request: DrainNode) -> NodeDrain:
-        """See messages.DrainNode."""
         return await self._drainer.ask(request)
 
     async def _most_copies(self) -> tuple[int, str]:

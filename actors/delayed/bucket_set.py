@@ -47,11 +47,12 @@ class BucketSet:
         self.look_ahead_ms = look_ahead_ms
         self.changed = changed
         self.buckets: list[Bucket] = []
-        """Building, parked and live ones, ordered by their start."""
+        """Building, parked and live ones. Invariant: ordered by start and key, and none is GONE."""
         self.named: Names = {}
+        """Invariant: the buckets in the newest version of the manifest whose outcome is known."""
         self.landed = Signal()
         self.inflight: dict[Key, None] = {}
-        """Objects that may be written but are not named yet."""
+        """Objects that may be written but are not named yet. Invariant: the collector deletes none of them."""
         self.drops: dict[Key, None] = {}
         """Named objects that are not needed any more."""
         self.lost: dict[Key, bool] = {}
@@ -63,15 +64,20 @@ class BucketSet:
         """The position of the last trim; everything at or below it is done."""
         self.failed: SluiceError | None = None
         self.opened = False
-        """Whether the manifest was read, and is in this owner's possession if there is one."""
+        """Whether the manifest was read, and is in this owner's possession if there is one.
+
+        Invariant: nothing is committed before.
+        """
         self.recovering = True
         """Whether it is not known yet what the buckets hold: nothing may be sealed."""
         self.closed = False
         self.damaged = 0
         """Buckets that were missing or corrupt since the start: the alarm counter."""
         self._next_number = 1
+        """Invariant: above the number of every object of this epoch."""
         self._lock = asyncio.Lock()
         self._horizon: Bound | None = None
+        """Invariant: None, or the least horizon of all buckets that are not stalled."""
         self._pulled = False
 
     @property
@@ -124,7 +130,7 @@ class BucketSet:
             self.buckets.remove(bucket)
             self.touch()
 
-    def behind(self) -> int:
+    def unwritten(self) -> int:
         """How many sealed buckets still wait to be written."""
         return sum(bucket.state is BucketState.BUILDING for bucket in self.buckets)
 

@@ -180,13 +180,9 @@ class BucketTracker(CoreTracker):
         """Position ranges (both ends inclusive) of the buckets that the manifest names."""
         return [(record.start, record.end) for record in self._bucket_set.named.values()]
 
-    def behind(self) -> int:
-        """Sealed buckets that are not durable yet; a reader that runs ahead should pause when there are many."""
-        return self._bucket_set.behind()
-
     def room(self) -> int:
         """How many more messages may be read: none while too much waits in memory for the store."""
-        if self._bucket_set.behind() > BEHIND:
+        if self._bucket_set.unwritten() > BEHIND:
             return 0
         left = max(WAITING_MOST - self._waiting(), 0)
         if (left == 0) != self._held_back:

@@ -56,6 +56,7 @@ class ManifestStore:
         """Whether there was none when it was opened, so that possession is still to be taken."""
         self._ports = ports
         self._number = 0
+        """Invariant: the newest version that this owner has seen. The next commit writes the number after it."""
         self._lock = asyncio.Lock()
 
     def begin(self) -> Manifest:
@@ -81,6 +82,7 @@ class ManifestStore:
 
         After Unavailable the version may exist or may still appear; commit the wanted state again later.
         """
+        manifest.check()
         value = encode_manifest(manifest)
         async with self._lock:
             for pause in (*BACK_OFF_MS, None):

@@ -93,10 +93,6 @@ class InMemoryTracker(CoreTracker):
         """Nothing can be lost but with the whole tracker."""
         return []
 
-    def behind(self) -> int:
-        """Nothing is ever written."""
-        return 0
-
     def room(self) -> int:
         """How many more messages may be read: any number, unless this tracker replaces buckets for a while."""
         return max(self._most - self.loaded(), 0)

@@ -135,10 +135,6 @@ class IndexOnDemand:
         """Ranges to be read from the log again."""
         return [] if self._index is None else self._index.take_rescans()
 
-    def behind(self) -> int:
-        """Sealed buckets that are not durable yet."""
-        return 0 if self._index is None else self._index.behind()
-
     def room(self) -> int:
         """How many more messages may be read now."""
         return WAITING_MOST if self._index is None else self._index.room()
@@ -160,9 +156,6 @@ class IndexOnDemand:
     def memory_bytes(self) -> int:
         """About what the index occupies in memory."""
         return 0 if self._index is None else self._index.memory_bytes()
-
-    def loaded(self) -> int:
-        return 0 if self._index is None else self._index.loaded()
 
     def stats(self) -> dict[str, Any]:
         """The statistics of the index; without one, those of one that has just begun."""

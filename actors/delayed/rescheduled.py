@@ -158,10 +158,6 @@ class RescheduledTracker:
         """Ranges to be read from the log again."""
         return self._inner.take_rescans()
 
-    def behind(self) -> int:
-        """Sealed buckets that are not durable yet."""
-        return self._inner.behind()
-
     def room(self) -> int:
         """How many more messages may be read now."""
         return self._inner.room()
@@ -185,9 +181,6 @@ class RescheduledTracker:
         """About what both occupy in memory."""
         moved = self._moved.index.memory_bytes() + self._moved.column_bytes() if len(self._moved.index) else 0
         return self._inner.memory_bytes() + moved
-
-    def loaded(self) -> int:
-        return self._inner.loaded() + self._moved.loaded()
 
     def stats(self) -> dict[str, Any]:
         """The statistics of the index beneath, with the rescheduled messages."""

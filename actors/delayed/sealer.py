@@ -161,7 +161,7 @@ class Sealer:
             return
         taken = run.head if len(run) else sealed.header.count
         now = bucket_set.ports.clock.now()
-        bucket.settle(record, sealed.header.table, taken, bucket_set.core.cutoff(now) + bucket_set.look_ahead_ms)
+        bucket.keep_segment(record, sealed.header.table, taken, bucket_set.core.cutoff(now) + bucket_set.look_ahead_ms)
         bucket_set.touch()
 
     async def _build(self, key: tuple[int, int], run: SortedRun) -> SealedBucket | None:

@@ -357,9 +357,6 @@ class SharedView:
         rescans, self._rescans = self._rescans, []
         return rescans
 
-    def behind(self) -> int:
-        return self._index.tracker.behind()
-
     def room(self) -> int:
         return self._index.tracker.room()
 

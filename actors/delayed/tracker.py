@@ -81,9 +81,6 @@ class DelayedTracker(Protocol):
     def take_rescans(self) -> list[tuple[int, int]]:
         """Position ranges (both ends inclusive) that have to be read from the log again."""
 
-    def behind(self) -> int:
-        """Sealed buckets that are not durable yet; reading ahead should pause while there are many."""
-
     def room(self) -> int:
         """How many more messages may be read now; none while too many wait in memory for a store."""
 
@@ -101,9 +98,6 @@ class DelayedTracker(Protocol):
 
     def memory_bytes(self) -> int:
         """About what the tracker occupies in memory."""
-
-    def loaded(self) -> int:
-        """Index entries in memory."""
 
     def stats(self) -> dict[str, Any]:
         """Metrics by their names in PIP-195, and details."""

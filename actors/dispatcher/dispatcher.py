@@ -417,7 +417,6 @@ class Components:
         self.unused_watch.begin()
 
     def at_work(self) -> bool:
-        """See Dispatcher.at_work."""
         context = self.context
         there = context.sessions.any() or len(context.membership) or self.consumers.attaching or self.grace.keeps
         undone = context.core.has_dead_letters() or not (context.store.settled and context.reporter.reported())

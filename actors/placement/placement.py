@@ -248,7 +248,7 @@ class Placement:
         """The actors that were found running and not returned yet."""
         return list(self._found)
 
-    def tell(self, placed: Placed) -> None:
+    def mark_returned(self, placed: Placed) -> None:
         """This one is returned to its caller."""
         self._found.remove(placed)
 

@@ -279,7 +279,7 @@ class Placer:
             await done.wait(self._ports)
         for placed in self._placement.found():
             if key_of(placed[0], placed[2]) == key:
-                self._placement.tell(placed)
+                self._placement.mark_returned(placed)
                 return placed[1]
         return None
 

@@ -113,7 +113,6 @@ class TopicRetention:
         return await self._known.get(lambda: retention_of(self._meta, self._topic, made))
 
     def fresh_for(self) -> int:
-        """See SeldomRead."""
         return self._known.fresh_for()
 
 
@@ -137,7 +136,6 @@ class TopicThresholds:
         return await self._known.get(lambda: thresholds_of(self._meta, self._topic, made))
 
     def fresh_for(self) -> int:
-        """See SeldomRead."""
         return self._known.fresh_for()
 
 

@@ -69,17 +69,17 @@ class HostedActor:
             await self.actor.start()
         except BaseException as error:
             if isinstance(error, SluiceError):
-                self.settle(error)
+                self.resolve_start(error)
             self.end(f"could not start: {error}")
             raise
-        self.settle(None)
+        self.resolve_start(None)
 
     def task_failed(self, name: str, error: Exception) -> None:
         """A background task of the actor ended with an error."""
         if not self._over and not isinstance(error, self.actor.outlives):
             self._broken(name, error)
 
-    def settle(self, error: SluiceError | None) -> None:
+    def resolve_start(self, error: SluiceError | None) -> None:
         """The actor has started, or will not: let those go on that wait for it."""
         if not self.born.done():
             self.born.set_result(error)
@@ -90,7 +90,7 @@ class HostedActor:
             LET_GO.add(OWNER, self._looks)
         self._over = self._over or reason or "stopped"
         self.actor.ports.actor.over = True
-        self.settle(Unavailable(f"{self.actor.ports.me} ended: {reason}"))
+        self.resolve_start(Unavailable(f"{self.actor.ports.me} ended: {reason}"))
         self.actor.ended_because = self._over
         self.actor.release()
         for call in list(self._calls):

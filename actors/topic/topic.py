@@ -223,7 +223,6 @@ class Topic(Actor):
 
     @property
     def figures(self) -> object:
-        """See Actor."""
         log, marks = self._log, tuple(self._upkeep.marks.items())
         if not self._serving.is_set() or self._upkeep.at_work or self._delayed.stats() is not None:
             return None
@@ -236,7 +235,7 @@ class Topic(Actor):
         """The next owner finds what this one wrote, as it always does."""
         if self._stays(request.idle_ms):
             return Closed(closed=False)
-        wake_at = await self._upkeep.settle()
+        wake_at = await self._upkeep.prepare_end()
         if self._stays(request.idle_ms):
             return Closed(closed=False)
         # No await from here on.

@@ -35,7 +35,6 @@ class SchemaColumns:
         return found if len(found.schema) else None
 
     def of(self, rows: pa.Table) -> tuple[list[pa.Array], int]:
-        """See PayloadColumns."""
         versions = versions_of(rows.column("pulsar").combine_chunks())
         return self._fields.columns(rows.column("payload").combine_chunks(), versions)
 

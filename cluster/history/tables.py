@@ -69,7 +69,6 @@ class CatalogTables:
         return cls(catalog, settings.get("iceberg_warehouse") or default_warehouse(settings), urls)
 
     async def follow(self, topic: str) -> None:
-        """See actors.ports.Tables."""
         hangs = Unavailable(f"the catalog {without_password(self._catalog)} does not answer within {COMMIT_S} s")
         if self._hanging is not None and not self._hanging.done():
             raise hangs

@@ -143,7 +143,6 @@ class ProcessActors:
         ]
 
     def figures(self, address: Address) -> object:
-        """See Actor.figures."""
         running = self._actors.get(address.partition("/")[2])
         return None if running is None else running.hosted.actor.figures
 

@@ -86,7 +86,6 @@ class Requests:
         self._waiting: dict[asyncio.Task[None], None] = {}
 
     def accept(self, actor: str, kind: str, message: Message, on_answer: OnAnswer) -> None:
-        """See cluster.wire.listener.RequestHandler."""
         if self._booted:
             self._actors.accept(actor, kind, message, on_answer)
             return

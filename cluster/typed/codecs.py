@@ -81,7 +81,6 @@ class JsonCodec(_OfType[V]):
             self._decode = msgspec.json.Decoder(kind).decode
 
     def encode(self, value: object) -> bytes:
-        """See Codec."""
         self._check(value)
         try:
             return self._encode(value)
@@ -89,7 +88,6 @@ class JsonCodec(_OfType[V]):
             raise Invalid(f"this {self.kind.__name__} cannot be written as JSON: {error}") from None
 
     def decode(self, payload: bytes, written: bytes | None) -> V:
-        """See Codec."""
         return self._decode(payload)
 
 
@@ -107,7 +105,6 @@ class AvroCodec(_OfType[V]):
         self._written: dict[bytes, Any] = {}
 
     def encode(self, value: object) -> bytes:
-        """See Codec."""
         from fastavro import schemaless_writer
 
         self._check(value)
@@ -120,7 +117,6 @@ class AvroCodec(_OfType[V]):
         return payload.getvalue()
 
     def decode(self, payload: bytes, written: bytes | None) -> V:
-        """See Codec."""
         from fastavro import schemaless_reader
 
         try:

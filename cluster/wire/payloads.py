@@ -101,7 +101,7 @@ class SharedPayload:
         if not isinstance(base, cls) or base.descriptor < 0 or base.size != len(view):
             return None
         if cls.open > _most_open():
-            base.settle()
+            base.keep_mapping()
             return None
         return base
 
@@ -122,7 +122,7 @@ class SharedPayload:
             self._address = address
         return np.asarray(self).data
 
-    def settle(self) -> SharedPayload:
+    def keep_mapping(self) -> SharedPayload:
         """Keep the mapping alone: it is going to be read, and not passed on. Returns itself."""
         with contextlib.suppress(OSError):  # it is tried again when it is read
             self.view()
@@ -173,7 +173,7 @@ def read(frame: WireFrame, *, settle: bool) -> Packed:
     try:
         while frame.descriptors:
             payload = SharedPayload.received(frame.descriptors.pop(0))
-            handles.append(payload.settle() if settle else payload)
+            handles.append(payload.keep_mapping() if settle else payload)
     finally:
         frame.close()
     return Packed(frame.head, list(frame.parts), handles)

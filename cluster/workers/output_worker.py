@@ -72,11 +72,9 @@ class OutputWorker(PlannedWorker):
             raise work.error
 
     def publish(self, calls: list[Call[Message]]) -> None:
-        """See ResultSteps."""
         self._sender.publish(calls)
 
     def acknowledge(self, calls: list[Call[Message]]) -> None:
-        """See ResultSteps."""
         rows: dict[Batch, list[int]] = {}
         for call in calls:
             rows.setdefault(call.item.batch, []).append(call.item.row)
@@ -181,7 +179,6 @@ class FunctionOutputWorker(OutputWorker):
     # -- the steps of a message -------------------------------------------------------------------------------------
 
     def call(self, calls: list[Call[Message]]) -> None:
-        """See ResultSteps."""
         if not self._threads:
             self._line.extend(calls)
             return
@@ -190,7 +187,6 @@ class FunctionOutputWorker(OutputWorker):
             self._planning.notify_all()
 
     def give_back(self, call: Call[Message]) -> None:
-        """See ResultSteps."""
         self._nack_call(call)
         self._work.given_back(call)
 
@@ -316,7 +312,6 @@ class LoopOutputWorker(OutputWorker, EventLoopWorker):
     # -- the steps of a message -------------------------------------------------------------------------------------
 
     def call(self, calls: list[Call[Message]]) -> None:
-        """See ResultSteps."""
         for call in calls:
             self._spawn(self._call(call))
 
@@ -345,7 +340,6 @@ class LoopOutputWorker(OutputWorker, EventLoopWorker):
         self._work.returned(back)
 
     def give_back(self, call: Call[Message]) -> None:
-        """See ResultSteps."""
         self._spawn(self._give_back(call))
 
     async def _give_back(self, call: Call[Message]) -> None:

@@ -98,7 +98,6 @@ class WorkerActor:
         return None if self._worker is None else self._worker.report()
 
     def hand_over(self, epoch: int) -> None:
-        """See HandlerWorker.hand_over."""
         self._check(epoch)
         if self._worker is not None:
             self._worker.hand_over()
@@ -191,7 +190,6 @@ class RayWorker:
         return self._last
 
     def hand_over(self) -> bool:
-        """See PlacedWorker."""
         try:
             self._ray.get(self._actor.hand_over.remote(self._epoch), timeout=CALL_S)
         except self._ray.exceptions.GetTimeoutError:
@@ -305,7 +303,6 @@ class RayPlaces:
         return found
 
     def wait(self, seconds: float, stopping: threading.Event, workers: Sequence[PlacedWorker]) -> None:
-        """See WorkerPlaces."""
         ends = [worker.ended for worker in workers if isinstance(worker, RayWorker)]
         if stopping.is_set() or not ends:
             stopping.wait(min(seconds, LOOK_S))

@@ -389,15 +389,12 @@ class ClusterProcesses:
         return int(pid)
 
     def machine(self, host: str) -> str:
-        """See Impairable."""
         return str(self._ask(host, "process")).partition("/")[0]
 
     def impair(self, host: str, kind: str, amount: int, seconds: float) -> None:
-        """See Impairable."""
         impair(host, kind, amount, seconds)
 
     def relieve(self, host: str, kind: str) -> int:
-        """See Impairable."""
         return relieve(host, kind)
 
     def _ask(self, host: str, method: str) -> Any:
@@ -413,13 +410,11 @@ class ClusterProcesses:
             raise Unavailable(f"{host} does not answer: {type(error).__name__}") from error
 
     def kinds(self) -> list[str]:
-        """See ProcessFinder."""
         if (control := control_of_environment()) is not None:
             return standard_kinds(machines=True, head=control.head != "")
         return standard_kinds(nodes=self.nodes(), s3=self._s3 is not None)
 
     def machines(self) -> list[str]:
-        """See ProcessFinder."""
         from sluice.cluster.node.nodes import known_nodes
 
         return sorted({str(node["address"]) for node in known_nodes() if node["alive"]})

@@ -34,7 +34,7 @@ class Victims:
         """Unacknowledged messages of a consumer; 0 while the owners do not answer."""
         return sum(int(row["unackedMessages"]) for _, row in self._rows(name))
 
-    def behind(self, name: str) -> int:
+    def waiting(self, name: str) -> int:
         """Messages that wait in those partitions where a consumer's queue is full."""
         return sum(int(stats["msgInReplay"]) for stats, row in self._rows(name) if int(row["availablePermits"]) <= 0)
 
@@ -45,7 +45,7 @@ class Victims:
     def until_behind(self, name: str) -> dict[str, int]:
         """Wait until a stopped consumer's queue is full and messages wait, HANG_S at most; a
         loadgen.faults.faults.Until."""
-        behind = _enough(lambda: self.behind(name), BEHIND, HANG_S)
+        behind = _enough(lambda: self.waiting(name), BEHIND, HANG_S)
         return {"held": self.held(name), "behind": behind}
 
     def _rows(self, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -313,9 +313,9 @@ class _Case:
         finished = np.zeros(self.count, np.bool_)
         finished[self.got[self.acked_at < _FOREVER]] = True
         lost = np.flatnonzero(self.is_ok & ~finished)
-        findings.found("lost", len(lost), (f"{self.tell(m)} was confirmed and never finished" for m in lost))
+        findings.found("lost", len(lost), (f"{self.name(m)} was confirmed and never finished" for m in lost))
         stray = np.flatnonzero(received & ~self.is_sent)
-        findings.found("unexpected", len(stray), (f"{self.tell(m)} was delivered, nobody sent it" for m in stray))
+        findings.found("unexpected", len(stray), (f"{self.name(m)} was delivered, nobody sent it" for m in stray))
         self._check_places(findings)
         messages = findings.messages
         messages["published"] = int(self.was_tried.sum())
@@ -339,7 +339,7 @@ class _Case:
         again = np.zeros(len(pairs), np.bool_)
         again[1:] = message[pairs][1:] == message[pairs][:-1]
         twice = np.unique(message[pairs][again])
-        findings.found("stored_twice", len(twice), (f"{self.tell(m)} has two places" for m in twice))
+        findings.found("stored_twice", len(twice), (f"{self.name(m)} has two places" for m in twice))
         pairs = distinct(partition, position, message)
         shared = np.zeros(len(pairs), np.bool_)
         shared[1:] = (np.diff(partition[pairs]) == 0) & (np.diff(position[pairs]) == 0)
@@ -366,7 +366,7 @@ class _Case:
         findings.found(
             "order",
             len(behind),
-            (f"{self.tell(numbers[at])} was first delivered behind {self.tell(newest[at])}" for at in behind),
+            (f"{self.name(numbers[at])} was first delivered behind {self.name(newest[at])}" for at in behind),
         )
 
     def check_overlap(self, findings: Findings) -> None:
@@ -399,7 +399,7 @@ class _Case:
             start, holder = int(self.received_at[row]), int(self.holder[row])
             others = [other for other, end in ends.items() if other != holder and end > start]
             if others:
-                line = f"{self.tell(self.got[row])} went to {self.consumers[holder]} while {self.consumers[others[0]]}"
+                line = f"{self.name(self.got[row])} went to {self.consumers[holder]} while {self.consumers[others[0]]}"
                 findings.found("overlap", 1, [f"{line} still held its key"])
             ends[holder] = max(ends.get(holder, 0), int(self.released_at[row]))
 
@@ -426,7 +426,7 @@ class _Case:
         findings.found(
             "acked_redelivered",
             int(acked.sum()),
-            (f"{self.tell(self.got[row])} came again after its acknowledgement was confirmed" for row in later[acked]),
+            (f"{self.name(self.got[row])} came again after its acknowledgement was confirmed" for row in later[acked]),
         )
         sessions, epochs = _ints(self.receives, "session"), _ints(self.receives, "epoch")
         lost_session = (self.holder[earlier] == self.holder[later]) & (sessions[earlier] != sessions[later])
@@ -439,7 +439,7 @@ class _Case:
         findings.found(
             "unexplained_redelivery",
             len(odd),
-            (f"{self.tell(self.got[row])} came to {self.consumers[self.holder[row]]} again" for row in odd),
+            (f"{self.name(self.got[row])} came to {self.consumers[self.holder[row]]} again" for row in odd),
         )
 
     def _first_confirmed(self, rows: Int64s, again: Mask) -> Int64s:
@@ -463,7 +463,7 @@ class _Case:
         findings.found(
             "early",
             len(early),
-            (f"{self.tell(self.got[r])} came {due[r] - self.received_at[r] // 1000} ms early" for r in early),
+            (f"{self.name(self.got[r])} came {due[r] - self.received_at[r] // 1000} ms early" for r in early),
         )
 
     def check_repeats(self, findings: Findings, *, promised: bool) -> None:
@@ -480,10 +480,10 @@ class _Case:
         findings.found(
             "redelivery_order",
             len(wrong),
-            (f"{self.tell(self.got[row])} came again behind {self.tell(self.got[by])}" for row, by in wrong),
+            (f"{self.name(self.got[row])} came again behind {self.name(self.got[by])}" for row, by in wrong),
         )
 
-    def tell(self, message: int | np.int64) -> str:
+    def name(self, message: int | np.int64) -> str:
         """Name a message so that a reader finds it: its key and its number within the key."""
         code = int(self.message_key[message])
         if code >= len(self.keys):

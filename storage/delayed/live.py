@@ -70,7 +70,7 @@ class Bucket:
         self.table = table
         self.next_segment = next_segment
 
-    def settle(self, record: BucketRecord, table: SegmentTable, taken: int, load_until: int) -> None:
+    def keep_segment(self, record: BucketRecord, table: SegmentTable, taken: int, load_until: int) -> None:
         """The object is durable: keep in memory only the segment in use, if it starts at or before `load_until`.
 
         taken: how many entries, counted from the object's first, have left the run since it was built.

@@ -8,11 +8,12 @@ current manifest names does not exist for anybody but the collector.
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, fields
+from itertools import pairwise
 
 import google_crc32c
 import msgpack
 
-from sluice.storage.errors import Corrupt
+from sluice.storage.errors import Corrupt, InvariantViolation
 
 VERSION = 1
 
@@ -47,10 +48,22 @@ class BucketRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All live buckets, ordered by their start, and the epoch of the owner that wrote this version."""
+    """All live buckets, and the epoch of the owner that wrote this version."""
 
     epoch: int
     buckets: tuple[BucketRecord, ...] = ()
+    """Invariant: ordered by start and key, and each has its key alone. The ranges of positions may overlap."""
+
+    def check(self) -> None:
+        """Raise InvariantViolation for a manifest from which no owner could restore the index."""
+        for old, new in pairwise(self.buckets):
+            if (old.start, old.key) >= (new.start, new.key):
+                raise InvariantViolation(f"bucket {new.key} cannot follow {old.key} in the manifest")
+        if len({record.key for record in self.buckets}) < len(self.buckets):
+            raise InvariantViolation("two buckets of the manifest have one key")
+        for one in self.buckets:
+            if one.start > one.end or one.min_time > one.max_time or one.count < 1 or one.segments < 1:
+                raise InvariantViolation(f"bucket {one.key} has {one.count} entries from {one.start} to {one.end}")
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

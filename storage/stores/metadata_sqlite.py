@@ -145,7 +145,6 @@ class SqliteMetadata:
         return found
 
     def read_many(self, keys: Sequence[str]) -> list[Record | Corrupt | None]:
-        """See storage.stores.metadata.GroupedMetadata."""
         for key in keys:
             check_name(key)
         query = "SELECT number, crc, value FROM versions WHERE key = ? ORDER BY number DESC LIMIT 1"

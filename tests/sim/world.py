@@ -394,7 +394,7 @@ class World:
             return
         process.alive = False
         if process.hosted is not None:
-            process.hosted.settle(Unavailable(f"{process.name} ended: {reason}"))
+            process.hosted.resolve_start(Unavailable(f"{process.name} ended: {reason}"))
         self.record(process.name, "ended", address=process.address, reason=reason)
         for hear in self.ears:
             hear(process, "ended", {"reason": reason})

@@ -154,7 +154,6 @@ class DispatchLoop:
     # -- what senders of client batches ask -------------------------------------------------------------------------
 
     def still_open(self, request: FindOpen) -> StillOpen:
-        """See messages.FindOpen."""
         positions = ascending(request.positions)
         return StillOpen(positions=positions[~self._state.cursor.is_acknowledged(positions)])
 

@@ -34,7 +34,6 @@ class OpenPositions:
         self.read_again = 0
 
     def stats(self) -> dict[str, Any]:
-        """See Counts."""
         return {"msgReadAgainTotal": self.read_again}
 
     def search(self, every_ms: int = LOOK_MS) -> None:

@@ -52,12 +52,14 @@ class BacklogReader:
         self.problem = ""
         """Why the last read was refused; empty if it was not."""
         self.position = self._cursor.mark_delete + 1
+        """Messages from here on were not read forward. Invariant: only `move` lowers it."""
         self.end = -1
         self.end_known = False
         self.over = False
         """The topic was terminated, and everything in it was read."""
         self.reading, self._wait = False, READ_WAIT
         self.generation = self._holds = 0
+        """Invariant: the answer to a read counts only in the generation in which it was asked, while nobody holds."""
         if context.end is not None:
             self._reaches(context.end)
         self._log = context.log

@@ -43,7 +43,7 @@ class Session:
     """So many requests of a turn wait for its answer; a repetition comes beside the one before it."""
     outbox: list[Part] = field(default_factory=list)
     _outbox_bytes: int = 0
-    """Of the payloads in it, at most MAX_ANSWER_BYTES."""
+    """Invariant: the bytes of the payloads in the outbox, at most MAX_ANSWER_BYTES."""
     events: list[Event] = field(default_factory=list)
     ready: Signal = field(default_factory=Signal)
     lives: Signal = field(default_factory=Signal)
@@ -51,9 +51,14 @@ class Session:
     _asked: int = 0
     """The turn whose answer puts the question; 0 if nobody asks."""
     early: dict[int, bool] = field(default_factory=dict)
-    """Acknowledgement turns above `received` that have arrived, and whether all that they said is noted."""
+    """Acknowledgement turns that have arrived, and whether all that they said is noted.
+
+    Invariant: all are above `received`, and `received` + 1 is not noted.
+    """
     received: int = 0
+    """Invariant: never falls. All turns up to here have arrived and are noted."""
     durable: int = 0
+    """Invariant: never falls. The cursor on disk holds all turns up to here."""
     last_acked: int = 0
     consumer_epoch: int = 0
     handed_back: dict[int, None] = field(default_factory=dict)
@@ -246,6 +251,7 @@ class Sessions:
     def __init__(self) -> None:
         self._open: dict[int, Session] = {}
         self._behind: dict[int, Session] = {}
+        """Invariant: the open sessions with `received` above `durable`."""
         self._unswept = False
 
     def any(self) -> bool:

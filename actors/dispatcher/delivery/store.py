@@ -64,10 +64,11 @@ class CursorStore:
         self._done = Signal()
         self._on_saved: Callable[[], None] | None = None
         self.mark_delete = mark_delete()
-        """The mark-delete position in the newest version."""
+        """The mark-delete position in the newest version. Invariant: only a seek lowers it."""
         self._not_before = self._rests_until = 0
         self._asked = 0
         self._completed = 0
+        """Invariant: never falls, and is at most `_asked`. What was asked up to here is durable."""
         self._first = 0
         """Nothing may be sent before so much of what was asked is completed."""
         self._writing = asyncio.Lock()

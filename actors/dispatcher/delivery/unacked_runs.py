@@ -131,11 +131,14 @@ class UnackedRuns:
         self._shared: OrderedDict[int, tuple[RunIndex, int]] = OrderedDict()
         """Those with a payload, and since when; the oldest first."""
         self._shared_bytes = 0
+        """Invariant: the bytes of the payloads in `_shared`."""
         self._firsts: Positions = np.zeros(_SMALLEST, np.int64)
+        """Invariant: strictly ascending from head to end."""
         self._lasts: Positions = np.zeros(_SMALLEST, np.int64)
         self._open: npt.NDArray[np.int64] = np.zeros(_SMALLEST, np.int64)
         self._runs: list[RunIndex | None] = []
         self._head = self._end = self._live = 0
+        """Invariant: `_live` counts the runs from head to end that are not None."""
 
     def parts(self, positions: Positions, redeliveries: npt.NDArray[np.uint8], dispatch: int) -> list[Part]:
         """Cut ascending positions into parts, one a run; `dispatch` numbers the first of them.

@@ -71,7 +71,6 @@ class Deletion:
         """Of the deletion that was begun; there is no second one, because this dispatcher ends with it."""
 
     def prepare(self, request: PrepareDeletion) -> None:
-        """See messages.PrepareDeletion."""
         if request.withdrawn:
             self._held_until = 0
         else:

@@ -252,7 +252,7 @@ class TopicMaintenance:
             return MOST_REST_MS
         return 0 if self.at_work else max(min(REST_MS, self._rests_until - now), 0)
 
-    async def settle(self) -> int:
+    async def prepare_end(self) -> int:
         """Write down what an owner that ends would forget, and trim what no subscription needs. Returns when retention
         has something to do, ms since 1970, 0 if it has not. Raises Fenced, Unavailable, Corrupt.
         """

@@ -15,7 +15,7 @@ def test_message_that_came_again_is_not_returned_to_next_owner() -> None:
     again = backs.oldest(np.array([5, 9]))
     assert again is first
     assert (again.positions.tolist(), again.seen.tolist()) == ([6], [3])
-    backs.settle(again, confirmed=True)
+    backs.finish(again, confirmed=True)
     assert not first.confirmed, "what came again was never confirmed"
     assert backs.oldest(np.array([5, 9])) is None
     assert second.settled.is_set()

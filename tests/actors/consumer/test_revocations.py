@@ -28,7 +28,7 @@ def test_a_revocation_that_never_came_is_made_up_for(carried_out: bool) -> None:
         )
         revocations = Revocations(ports, holding, inbox, backs, TakingBack())
         back = backs.note(np.array([10]), NO_COUNTS)
-        backs.settle(back, confirmed=True)
+        backs.finish(back, confirmed=True)
         behind, before = part(11, 2), part(8, 2)
         holding.add(before)
         holding.add(behind)
@@ -42,7 +42,7 @@ def test_a_revocation_that_never_came_is_made_up_for(carried_out: bool) -> None:
         await ports.clock.sleep(2_000)
         assert revocations.forestall(7)[1] == (0 if carried_out else 2)
         while (again := backs.oldest(holding.positions())) is not None:
-            backs.settle(again, confirmed=True)
+            backs.finish(again, confirmed=True)
         revocations.begin()
         holding.add(part(20, 1))
         assert revocations.forestall(8)[1] == 0, "what an earlier session gave back is no matter any more"

@@ -229,7 +229,7 @@ async def test_clear_while_a_bucket_is_being_written_leaves_nothing() -> None:
     for i in range(1, 7):
         scenario.log.due[message(i)] = i * 1000
     broker.read()
-    assert broker.tracker.behind() == 1
+    assert broker.tracker._bucket_set.unwritten() == 1
     await broker.tracker.clear()
     await scenario.world.advance(LONG)
     assert scenario.world.objects == {}

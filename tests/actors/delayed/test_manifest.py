@@ -1,10 +1,12 @@
 """The manifest record: fencing, and versions whose outcome was unclear."""
 
+from dataclasses import replace
+
 import pytest
 
 from sluice.actors.delayed.manifest import ManifestStore, last_epoch
 from sluice.storage.delayed.manifest import BucketRecord, Manifest, decode_manifest, encode_manifest
-from sluice.storage.errors import Corrupt, Fenced, Unavailable
+from sluice.storage.errors import Corrupt, Fenced, InvariantViolation, Unavailable
 from tests.actors.delayed.broker import KEY
 from tests.actors.delayed.world import LATE_MS, Fault, Life, World
 from tests.sim.loop import simulated
@@ -143,3 +145,23 @@ async def test_a_record_of_a_higher_epoch_that_came_meanwhile_fences() -> None:
     with pytest.raises(Fenced):
         await store.commit(Manifest(1))
     assert newest(world) == Manifest(3)
+
+
+@pytest.mark.parametrize(
+    "buckets",
+    [
+        (record(2), record(1)),
+        (record(1), record(1)),
+        (record(1), replace(record(1), start=2, end=2)),
+        (replace(record(1), end=0),),
+        (replace(record(1), count=0),),
+    ],
+)
+@simulated
+async def test_a_manifest_that_breaks_its_invariant_is_not_written(buckets: tuple[BucketRecord, ...]) -> None:
+    world = World()
+    store = ManifestStore(Life(world).ports, KEY, 1)
+    await store.commit(Manifest(1))
+    with pytest.raises(InvariantViolation):
+        await store.commit(Manifest(1, buckets))
+    assert newest(world) == Manifest(1)

@@ -94,8 +94,8 @@ def look(tracker: DelayedTracker, now: int) -> list[object]:
     return [
         tracker.contains(PLACES).tolist(),
         [tracker.next_untracked(start, end) for start in (-1, first, last) for end in (first, last + 1)],
-        [tracker.next_due(now), tracker.count(), tracker.loaded(), tracker.memory_bytes(), tracker.stats()],
-        [tracker.behind(), tracker.room(), tracker.alarm(), tracker.pause_reads(now), tracker.failed],
+        [tracker.next_due(now), tracker.count(), tracker.memory_bytes(), tracker.stats()],
+        [tracker.room(), tracker.alarm(), tracker.pause_reads(now), tracker.failed],
         [tracker.histogram(), tracker.next_messages(3), tracker.take_rescans()],
     ]
 

@@ -439,7 +439,7 @@ async def test_views_are_dicts_of_due_times(steps: list[tuple[str, object]], mos
 def test_a_view_is_a_tracker() -> None:
     view: DelayedTracker = SharedIndex().view("one", lambda: None)
     assert view.stats()["tracker"] == "shared"
-    assert (view.failed, view.behind(), view.pause_reads(0), view.loaded()) == (None, 0, False, 0)
+    assert (view.failed, view.pause_reads(0), view.count()) == (None, False, 0)
     assert (view.histogram(), view.next_messages(3)) == ([], [])
 
 

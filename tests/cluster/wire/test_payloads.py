@@ -114,7 +114,7 @@ def test_between_machines_it_travels_as_its_bytes() -> None:
 
 
 def test_one_that_is_read_here_is_passed_on_as_its_bytes() -> None:
-    made = share().settle()
+    made = share().keep_mapping()
     assert made.descriptor < 0
     pieces, descriptors = written(REQUEST, 1, b"a", Packed(b"", [], [made]), True)
     assert not descriptors
@@ -127,7 +127,7 @@ def test_what_came_is_passed_on_without_a_copy() -> None:
     assert SharedPayload.behind(made.view()[1:]) is None
     assert SharedPayload.behind(ROWS) is None
     assert SharedPayload.behind(memoryview(ROWS)) is None
-    made.settle()
+    made.keep_mapping()
     assert SharedPayload.behind(made.view()) is None
 
 

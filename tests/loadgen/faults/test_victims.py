@@ -40,7 +40,7 @@ def test_messages_of_all_partitions_and_of_this_consumer_count() -> None:
 
 
 def test_messages_are_behind_only_where_the_queue_is_full() -> None:
-    assert holding([stats(1, 0, 30), stats(1, 5, 70), stats(1, 0, 900, "b")]).behind("a") == 30
+    assert holding([stats(1, 0, 30), stats(1, 5, 70), stats(1, 0, 900, "b")]).waiting("a") == 30
 
 
 def test_an_idle_consumer_is_waited_for() -> None:
