@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
+from functools import partial
 
 import numpy as np
 import pytest
@@ -402,7 +403,7 @@ def test_run_asked_for_by_several_at_once_is_read_once() -> None:
         cluster, client, positions = await with_old_runs(world)
         world.network.calls.clear()
         wanted = [ReadRowIndex(positions=np.array(positions[first:])) for first in range(5)]
-        answers = await together(client, "ask", [ask(client, cluster.current, request) for request in wanted])
+        answers = await together(client, "ask", [partial(ask, client, cluster.current, request) for request in wanted])
         assert [len(rows.positions) for rows in answers] == [30, 29, 28, 27, 26]
         # Some are read again, from a second bookie where the first one is slow.
         assert len(positions) <= world.network.calls["ReadRun"] < 2 * len(positions)
