@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
-from functools import partial
 
 import numpy as np
 import pytest
