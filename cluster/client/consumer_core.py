@@ -116,6 +116,9 @@ class ConsumerCore(OfThisProcess, Generic[V]):
         """Whether the partitions fetch nothing, because what was not received yet has many bytes."""
         self._closed = False
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic()}, {self.subscription_name()}, {self.consumer_name()})"
+
     # -- called on the loop's thread ------------------------------------------------------------------------------
 
     def join(self, parts: Iterable[PartitionConsumer]) -> None:
@@ -325,6 +328,8 @@ class ConsumerCore(OfThisProcess, Generic[V]):
             if part.session and part.topic in topics and (partition is None or part.partition == partition)
         ]
         client, subscription = self._client, self.options.subscription
+        for part, session in sessions:
+            part.sought = session
         await together(client.admin(topic, subscription, "seek", partition=partition, **words) for topic in topics)
         await within(self._sessions_over(sessions), SEEK_S)
 

@@ -78,7 +78,7 @@ def test_earlier_chunks_that_come_late_do_not_harm_a_message() -> None:
     assert (consumer.whole, consumer.done) == ([[5, 6, 7]], [0, 1])
 
 
-def test_a_chunk_without_its_first_one_is_dropped_the_second_time() -> None:
+def test_a_chunk_without_its_first_one_is_dropped_in_the_end() -> None:
     consumer = Consumer()
     consumer.take(chunk(b"a", 1, 1), now=1_000)
     assert (consumer.done, consumer.back) == ([], [1])
@@ -88,7 +88,7 @@ def test_a_chunk_without_its_first_one_is_dropped_the_second_time() -> None:
     assert consumer.done == [1]
 
 
-def test_the_oldest_of_too_many_incomplete_messages_is_given_back() -> None:
+def test_the_oldest_of_too_many_incomplete_ones_is_given_back() -> None:
     consumer = Consumer(most=2)
     consumer.take(chunk(b"a", 0, 0), chunk(b"a", 1, 1), chunk(b"b", 0, 2), chunk(b"c", 0, 3))
     assert (consumer.back, len(consumer.incomplete)) == ([0, 1], 2)
