@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.actors.consumer.acknowledgements import report_losses
-from sluice.actors.consumer.chunks import Chunk
+from sluice.actors.consumer.chunks import MessageChunk
 from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.revocations import TakingBack
 from sluice.actors.consumer.unacked_messages import Received
@@ -145,7 +145,7 @@ class ConsumerCore(OfThisProcess, Generic[V]):
 
     def received(self, consumer: PartitionConsumer, part: Received) -> None:
         """A part has arrived. One whose definitions are not here waits for them, and so do those behind it."""
-        if isinstance(part, Chunk):
+        if isinstance(part, MessageChunk):
             if (whole := self._chunks.add(consumer, part)) is None:
                 return
             part = whole

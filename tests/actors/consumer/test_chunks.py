@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.actors.consumer import chunks
-from sluice.actors.consumer.chunks import Chunk, ChunkOf, IncompleteMessages, Whole
+from sluice.actors.consumer.chunks import ChunkOf, IncompleteMessages, MessageChunk, Whole
 from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.unacked_messages import Received, UnackedMessageTracker
 
@@ -17,7 +17,9 @@ PATIENCE = 100
 SOURCE = cast(PartitionConsumer, "partition 0")
 
 
-def chunk(uuid: bytes, number: int, at: int, *, count: int = 3, given_back: int = 0, published: int = 0) -> Chunk:
+def chunk(
+    uuid: bytes, number: int, at: int, *, count: int = 3, given_back: int = 0, published: int = 0
+) -> MessageChunk:
     """A chunk at a place."""
     rows = pa.record_batch(
         {
@@ -32,7 +34,7 @@ def chunk(uuid: bytes, number: int, at: int, *, count: int = 3, given_back: int 
         rows=rows, partition=0, positions=np.array([at]), dispatch=none, redeliveries=counts, deliver_at=none, epoch=1,
         session=1,
     )  # fmt: skip
-    return Chunk(part, ChunkOf(uuid, number, count))
+    return MessageChunk(part, ChunkOf(uuid, number, count))
 
 
 class Consumer:
@@ -44,7 +46,7 @@ class Consumer:
         self.done: list[int] = []
         self.back: list[int] = []
 
-    def take(self, *came: Chunk, now: int = 0) -> None:
+    def take(self, *came: MessageChunk, now: int = 0) -> None:
         for each in came:
             decision = self.incomplete.add(SOURCE, each, now=now, wall=now)
             self.done += [int(one.positions[0]) for one in decision.done]
