@@ -41,7 +41,7 @@ class ChunkOf:
     count: int
 
 
-class Chunk(Received):
+class MessageChunk(Received):
     """One chunk: a part of one row. whole: its message, once that is complete."""
 
     __slots__ = ("of", "whole")
@@ -94,7 +94,7 @@ class Whole(Received):
 
     __slots__ = ("_chunks",)
 
-    def __init__(self, chunks: Sequence[Chunk], rows: pa.RecordBatch) -> None:
+    def __init__(self, chunks: Sequence[MessageChunk], rows: pa.RecordBatch) -> None:
         self._chunks = tuple(chunks)
         last = chunks[-1]
         super().__init__(
@@ -155,7 +155,7 @@ class _Incomplete:
 
     source: PartitionConsumer
     since: int
-    chunks: list[Chunk] = field(default_factory=list)
+    chunks: list[MessageChunk] = field(default_factory=list)
     size: int = 0
 
 
@@ -163,9 +163,9 @@ class _Incomplete:
 class Decision:
     """What a chunk leads to. whole: the chunks of a message that is complete now, in order."""
 
-    whole: list[Chunk] | None = None
-    done: list[Chunk] = field(default_factory=list)
-    back: list[tuple[PartitionConsumer, list[Chunk]]] = field(default_factory=list)
+    whole: list[MessageChunk] | None = None
+    done: list[MessageChunk] = field(default_factory=list)
+    back: list[tuple[PartitionConsumer, list[MessageChunk]]] = field(default_factory=list)
     """Chunks that are given back, with the source that each group came from."""
 
 
@@ -182,7 +182,7 @@ class IncompleteMessages:
     def __len__(self) -> int:
         return len(self._messages)
 
-    def add(self, source: PartitionConsumer, chunk: Chunk, *, now: int, wall: int) -> Decision:
+    def add(self, source: PartitionConsumer, chunk: MessageChunk, *, now: int, wall: int) -> Decision:
         """Take a chunk that came from a source (one partition). now: monotonic ms. wall: ms since 1970."""
         self._forget_lost()
         decision, at = Decision(), (source, chunk.of.uuid)
@@ -215,13 +215,13 @@ class IncompleteMessages:
             decision.back.append((oldest.source, oldest.chunks))
         return decision
 
-    def overdue(self, now: int) -> list[tuple[PartitionConsumer, list[Chunk]]]:
+    def overdue(self, now: int) -> list[tuple[PartitionConsumer, list[MessageChunk]]]:
         """Take out what got no chunk for too long: sources, and the chunks of each message."""
         self._forget_lost()
         late = [at for at, one in self._messages.items() if one.since + self._patience <= now]
         return [(one.source, one.chunks) for one in map(self._messages.pop, late)]
 
-    def clear(self) -> list[Chunk]:
+    def clear(self) -> list[MessageChunk]:
         """Take out everything."""
         found = [chunk for one in self._messages.values() for chunk in one.chunks]
         self._messages.clear()

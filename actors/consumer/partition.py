@@ -64,7 +64,7 @@ class PartitionConsumer:
         "_directory", "_gathering", "_generation", "_got", "_granted_sent", "_hand_backs", "_heartbeat", "_holding",
         "_inbox", "_leaving", "_looks", "_paused", "_ports", "_queue_size", "_queued", "_revocations", "_revokes",
         "_session_changed", "_taken_turn", "_turn", "acknowledgements", "batches", "by_index", "closing", "epoch",
-        "failed", "handing_over", "lease", "long_poll", "losses", "partition", "session", "sure_at"
+        "failed", "handing_over", "lease", "long_poll", "losses", "partition", "session", "sought", "sure_at"
     )  # fmt: skip
 
     def __init__(
@@ -92,7 +92,7 @@ class PartitionConsumer:
         self.sure_at = 0
         """A moment (monotonic) at which what is handed over next was this consumer's, and not done."""
         self._heartbeat = SessionHeartbeat(ports, self.lease, self.long_poll, self._owner)
-        self.session = self.epoch = 0
+        self.session = self.epoch = self.sought = 0  # the last: the session that the caller ends by a seek
         self._turn = self._got = self._queued = self._granted_sent = 0
         self.acknowledgements = Acknowledgements()
         self._taken_turn = self._consumer_epoch = 0
@@ -413,7 +413,8 @@ class PartitionConsumer:
     def _lost(self) -> None:
         """The lease ran out or the broker ended the session: everything we held is others' now."""
         self.lease.end()
-        self._ports.log("session_lost", session=self.session, **self._named())
+        if self.session != self.sought:
+            self._ports.log("session_lost", session=self.session, **self._named())
         self._holding.revoke()
         self._queued -= self._inbox.clear()
         self.losses.count += self.acknowledgements.void()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
-from sluice.actors.consumer.chunks import Chunk, IncompleteMessages
+from sluice.actors.consumer.chunks import IncompleteMessages, MessageChunk
 from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.unacked_messages import Received
 from sluice.cluster.base.loop import Home
@@ -60,7 +60,7 @@ class ChunkJoiner:
         self._tasks: set[asyncio.Future[Any]] = set()
         self._looks = False
 
-    def add(self, consumer: PartitionConsumer, chunk: Chunk) -> Received | None:
+    def add(self, consumer: PartitionConsumer, chunk: MessageChunk) -> Received | None:
         """Take a chunk. Return its message if that is complete now."""
         if self._options.shared:
             self._end(Invalid(ON_SHARED))
@@ -77,11 +77,11 @@ class ChunkJoiner:
 
         return chunked.whole(decision.whole)
 
-    def clear(self) -> list[Chunk]:
+    def clear(self) -> list[MessageChunk]:
         """Take out all chunks of incomplete messages."""
         return self._incomplete.clear()
 
-    def _return(self, consumer: PartitionConsumer, chunks: Sequence[Chunk]) -> Coroutine[Any, Any, object]:
+    def _return(self, consumer: PartitionConsumer, chunks: Sequence[MessageChunk]) -> Coroutine[Any, Any, object]:
         return consumer.nack([(chunk, None) for chunk in chunks], self._options.chunks_expire_ms)
 
     def _soon(self, work: Coroutine[Any, Any, object]) -> None:
@@ -99,7 +99,7 @@ class ChunkJoiner:
             self._soon(self._expire(consumer, chunks))
         self._look_later()
 
-    async def _expire(self, consumer: PartitionConsumer, chunks: Sequence[Chunk]) -> None:
+    async def _expire(self, consumer: PartitionConsumer, chunks: Sequence[MessageChunk]) -> None:
         try:
             row = (await self._client().stats(consumer.topic, self._options.subscription))[consumer.partition]
         except SluiceError:

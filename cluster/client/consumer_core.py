@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.actors.consumer.acknowledgements import report_losses
-from sluice.actors.consumer.chunks import Chunk
+from sluice.actors.consumer.chunks import MessageChunk
 from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.revocations import TakingBack
 from sluice.actors.consumer.unacked_messages import Received
@@ -116,6 +116,9 @@ class ConsumerCore(OfThisProcess, Generic[V]):
         """Whether the partitions fetch nothing, because what was not received yet has many bytes."""
         self._closed = False
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic()}, {self.subscription_name()}, {self.consumer_name()})"
+
     # -- called on the loop's thread ------------------------------------------------------------------------------
 
     def join(self, parts: Iterable[PartitionConsumer]) -> None:
@@ -142,7 +145,7 @@ class ConsumerCore(OfThisProcess, Generic[V]):
 
     def received(self, consumer: PartitionConsumer, part: Received) -> None:
         """A part has arrived. One whose definitions are not here waits for them, and so do those behind it."""
-        if isinstance(part, Chunk):
+        if isinstance(part, MessageChunk):
             if (whole := self._chunks.add(consumer, part)) is None:
                 return
             part = whole
@@ -325,6 +328,8 @@ class ConsumerCore(OfThisProcess, Generic[V]):
             if part.session and part.topic in topics and (partition is None or part.partition == partition)
         ]
         client, subscription = self._client, self.options.subscription
+        for part, session in sessions:
+            part.sought = session
         await together(client.admin(topic, subscription, "seek", partition=partition, **words) for topic in topics)
         await within(self._sessions_over(sessions), SEEK_S)
 

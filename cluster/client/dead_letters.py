@@ -91,6 +91,9 @@ class AsyncDeadLetters:
         self._client = client
         self.topic, self.subscription = check_name("topic", topic), check_name("subscription", subscription)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic}, {self.subscription})"
+
     async def letters(self, top: int = 100) -> list[DeadLetter]:
         """Return the first `top` letters, parked ones of each partition, in the order in which they failed."""
         policy, topic = await self._stats()
@@ -212,6 +215,9 @@ class DeadLetters:
     def __init__(self, core: AsyncDeadLetters, loop: LoopThread) -> None:
         self._core, self._loop = core, loop
         self.topic, self.subscription = core.topic, core.subscription
+
+    def __repr__(self) -> str:
+        return repr(self._core).removeprefix("Async")
 
     def letters(self, top: int = 100) -> list[DeadLetter]:
         """See AsyncDeadLetters.letters."""

@@ -122,6 +122,9 @@ class ProducerCore(OfThisProcess, Generic[S]):
         """What was handed to the partitions and has no outcome yet, with the callbacks that wait for it."""
         self._closed = False
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic()}, {self.producer_name()})"
+
     @property
     def partitions(self) -> int:
         """Number of partitions of the topic."""

@@ -62,6 +62,9 @@ class ReaderCore(OfThisProcess, Generic[V]):
     def _has_more(self, last: list[MessageId]) -> bool:
         return any(one.position > self._reached[one.partition_index] for one in last)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic()})"
+
     def topic(self) -> str:
         return self.consumer.topic()
 

@@ -75,6 +75,9 @@ class Receipt:
                 del tasks[outcome]
                 wake_task(outcome, loop)
 
+    def __repr__(self) -> str:
+        return f"Receipt({len(self._states)} messages, {self._open} on their way)"
+
     def done(self) -> bool:
         """Tell whether every message is confirmed or has failed."""
         return self._open == 0
@@ -150,6 +153,10 @@ class SentMessage:
 
     def __init__(self, receipt: Receipt, row: int) -> None:
         self._receipt, self._row = receipt, row
+
+    def __repr__(self) -> str:
+        outcome = "on its way" if not self.done() else self.error or self.message_id()
+        return f"{type(self).__name__}({outcome})"
 
     def done(self) -> bool:
         """Tell whether the message is confirmed or has failed."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -116,6 +117,7 @@ class Workers:
             from sluice.cluster.workers.detached import start_keeper
 
             start_keeper(client, self._place, handler, self.options, version)
+            self._leave()
             return
         places = self._places(client, handler, version)
         self._keeper = PoolKeeper(self.options, version, places)
@@ -125,28 +127,32 @@ class Workers:
 
     def scale(self, min_workers: int, max_workers: int) -> None:
         """Have so many workers from now on; its keeper hears of it within seconds. Raises Invalid, NotFound."""
-        registry.scale(self._connected(), self.options.name, min_workers, max_workers)
+        with self._asking() as client:
+            registry.scale(client, self.options.name, min_workers, max_workers)
 
     def stop(self, timeout_s: float = 60.0) -> None:
         """Finish what is under way, hand over the keys, and end all workers.
 
         Raises Unavailable that names the keys whose handlers did not end in time.
         """
-        if self.options.detached:
-            self._drain(timeout_s)
-        elif self._thread is not None and self._keeper is not None:
-            self._keeper.stop()
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
-                late = self._keeper.busy()
-                self._keeper.kill()
-                raise Unavailable(f"after {timeout_s:g} s these workers are still busy: {', '.join(late)}")
-        self._leave()
+        try:
+            if self.options.detached:
+                self._drain(timeout_s)
+            elif self._thread is not None and self._keeper is not None:
+                self._keeper.stop()
+                self._thread.join(timeout_s)
+                if self._thread.is_alive():
+                    late = self._keeper.busy()
+                    self._keeper.kill()
+                    raise Unavailable(f"after {timeout_s:g} s these workers are still busy: {', '.join(late)}")
+        finally:
+            self._leave()
 
     def status(self) -> PoolStatus:
         """How the pool stands, as its workers said last; a detached one as its keeper reported. Raises NotFound."""
         if self.options.detached:
-            return status_of(registry.pools(self._connected(), self.options.name)[0])
+            with self._asking() as client:
+                return status_of(registry.pools(client, self.options.name)[0])
         if self._keeper is None:
             return status_of({"status": {}})
         status = self._keeper.status()
@@ -181,6 +187,15 @@ class Workers:
         client = self._client or self._own_client
         assert client is not None
         return client
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[Client]:
+        """A client for one question. One of its own stays open only while workers run here."""
+        try:
+            yield self._connected()
+        finally:
+            if self._thread is None:
+                self._leave()
 
     def _places(self, client: Client, handler: Handler, version: str) -> WorkerPlaces:
         if self.options.ray_actor_options is None:

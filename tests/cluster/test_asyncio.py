@@ -18,7 +18,7 @@ from sluice.cluster.client.async_client import AsyncClient
 from sluice.cluster.client.async_consumer import AsyncConsumer
 from sluice.cluster.client.async_producer import AsyncProducer
 from sluice.cluster.launch import standalone
-from sluice.storage.errors import Fenced, Invalid, Timeout, Unavailable
+from sluice.storage.errors import Fenced, Invalid, NotFound, Timeout, Unavailable
 from tests.cluster.helpers import PATIENCE_MS, PATIENCE_S, values
 
 pytestmark = pytest.mark.timeout(300)
@@ -342,5 +342,22 @@ def test_a_cluster_elsewhere_is_reached_without_a_thread(tmp_path: Path) -> None
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
         asyncio.run(run())
+    finally:
+        standalone.down(settings.data_dir)
+
+
+def test_questions_about_a_detached_pool_leave_no_thread(tmp_path: Path) -> None:
+    settings = values(tmp_path / "data")
+    before = sluice_threads()
+    standalone.up(settings)
+    try:
+        options: dict[str, Any] = {"name": "p", "connect": {"data_dir": settings.data_dir}, "ray_actor_options": {}}
+        pool = sluice.Workers("orders", "s", print, detached=True, **options)
+        for ask in (pool.status, lambda: pool.scale(1, 2)):
+            with pytest.raises(NotFound):
+                ask()
+            assert sluice_threads() == before
+        pool.stop()
+        assert sluice_threads() == before
     finally:
         standalone.down(settings.data_dir)

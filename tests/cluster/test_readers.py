@@ -12,7 +12,7 @@ import sluice
 from sluice.cluster.client.client import Client
 from sluice.cluster.client.consumer import Consumer
 from sluice.storage.errors import Invalid, Timeout
-from tests.cluster.helpers import PATIENCE_MS
+from tests.cluster.helpers import PATIENCE_MS, eventually
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -41,6 +41,15 @@ def test_a_seek_to_an_id_starts_over_at_it(client: Client) -> None:
     assert received(consumer, COUNT) == list(range(COUNT))
     consumer.seek(ids[7])
     assert received(consumer, COUNT - 7) == list(range(7, COUNT))
+
+
+def test_a_seek_of_ones_own_is_no_lost_lease(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    consumer = client.subscribe("orders", "s", initial_position="earliest")
+    consumer.seek(sluice.MessageId.earliest)
+    assert "the lease was lost" not in caplog.text
+    eventually(consumer.is_connected, "attached again")
+    client.admin("orders", "s", "seek", message_id="earliest")
+    eventually(lambda: "the lease was lost" in caplog.text, "a seek of somebody else's")
 
 
 @pytest.mark.parametrize("held", [0, 5])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sluice.actors.consumer.chunks import MOST_BYTES, Chunk, ChunkOf, Whole
+from sluice.actors.consumer.chunks import MOST_BYTES, ChunkOf, MessageChunk, Whole
 from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.pulsar.codec.compression import NONE, inflate
 from sluice.actors.pulsar.codec.protocol import MalformedCommand, Metadata, parse
@@ -68,12 +68,12 @@ def divide(part: Received) -> Sequence[Received]:
         if (of is not None or at_end) and start < row:
             found.append(part.take(np.arange(start, row)))
         if of is not None:
-            found.append(Chunk(part if len(of_rows) == 1 else part.take(np.array([row])), of))
+            found.append(MessageChunk(part if len(of_rows) == 1 else part.take(np.array([row])), of))
             start = row + 1
     return found
 
 
-def whole(chunks: Sequence[Chunk]) -> Whole:
+def whole(chunks: Sequence[MessageChunk]) -> Whole:
     """Join all chunks of a message, in order. A payload that its metadata do not inflate stays as it came."""
     rows = chunks[-1].rows
     payload = memoryview(b"".join(chunk.rows.column("payload")[0].as_buffer() for chunk in chunks))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.actors.consumer import chunks
-from sluice.actors.consumer.chunks import Chunk, ChunkOf, IncompleteMessages, Whole
+from sluice.actors.consumer.chunks import ChunkOf, IncompleteMessages, MessageChunk, Whole
 from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.unacked_messages import Received, UnackedMessageTracker
 
@@ -17,7 +17,9 @@ PATIENCE = 100
 SOURCE = cast(PartitionConsumer, "partition 0")
 
 
-def chunk(uuid: bytes, number: int, at: int, *, count: int = 3, given_back: int = 0, published: int = 0) -> Chunk:
+def chunk(
+    uuid: bytes, number: int, at: int, *, count: int = 3, given_back: int = 0, published: int = 0
+) -> MessageChunk:
     """A chunk at a place."""
     rows = pa.record_batch(
         {
@@ -32,7 +34,7 @@ def chunk(uuid: bytes, number: int, at: int, *, count: int = 3, given_back: int 
         rows=rows, partition=0, positions=np.array([at]), dispatch=none, redeliveries=counts, deliver_at=none, epoch=1,
         session=1,
     )  # fmt: skip
-    return Chunk(part, ChunkOf(uuid, number, count))
+    return MessageChunk(part, ChunkOf(uuid, number, count))
 
 
 class Consumer:
@@ -44,7 +46,7 @@ class Consumer:
         self.done: list[int] = []
         self.back: list[int] = []
 
-    def take(self, *came: Chunk, now: int = 0) -> None:
+    def take(self, *came: MessageChunk, now: int = 0) -> None:
         for each in came:
             decision = self.incomplete.add(SOURCE, each, now=now, wall=now)
             self.done += [int(one.positions[0]) for one in decision.done]
@@ -78,7 +80,7 @@ def test_earlier_chunks_that_come_late_do_not_harm_a_message() -> None:
     assert (consumer.whole, consumer.done) == ([[5, 6, 7]], [0, 1])
 
 
-def test_a_chunk_without_its_first_one_is_dropped_the_second_time() -> None:
+def test_a_chunk_without_its_first_one_is_dropped_in_the_end() -> None:
     consumer = Consumer()
     consumer.take(chunk(b"a", 1, 1), now=1_000)
     assert (consumer.done, consumer.back) == ([], [1])
@@ -88,7 +90,7 @@ def test_a_chunk_without_its_first_one_is_dropped_the_second_time() -> None:
     assert consumer.done == [1]
 
 
-def test_the_oldest_of_too_many_incomplete_messages_is_given_back() -> None:
+def test_the_oldest_of_too_many_incomplete_ones_is_given_back() -> None:
     consumer = Consumer(most=2)
     consumer.take(chunk(b"a", 0, 0), chunk(b"a", 1, 1), chunk(b"b", 0, 2), chunk(b"c", 0, 3))
     assert (consumer.back, len(consumer.incomplete)) == ([0, 1], 2)

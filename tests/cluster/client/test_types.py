@@ -146,6 +146,11 @@ def test_inner_names_are_not_shown(client: Client) -> None:
     for shown in (client, consumer, producer, message):
         assert inner.isdisjoint(dir(shown))
     assert {"receive", "acknowledge"} <= set(dir(consumer))
+    name = consumer.consumer_name()
+    assert (repr(producer), repr(consumer)) == (
+        f"Producer(orders, {producer.producer_name()})",
+        f"Consumer(orders, s, {name})",
+    )
     assert repr(message) == f"Message(orders {sent}, key=b'k', 4 bytes)"
     assert repr(message.batch) == f"Batch(orders, 1 messages from {sent} on)"
 
