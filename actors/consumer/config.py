@@ -37,9 +37,9 @@ class ConsumerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerCallbacks:
-    """on_received: with each part that came. on_event: with the partition and what it is told. before_send: when
-    something is about to go that takes acknowledgements along. taking_back: see there. divide: makes several parts of
-    one before it is held.
+    """on_received: with each part that came. on_event: with the partition and what it is told, or `lost`, `failed`, and
+    `found` when it has attached again. before_send: when something is about to go that takes acknowledgements along.
+    taking_back: see there. divide: makes several parts of one before it is held.
     """
 
     on_received: Callable[[Received], None]

@@ -124,6 +124,10 @@ class PartitionConsumer:
         it.
         """
         await carry_through(self._ports, partial(self._attach, first=True), f"attach-{self.partition}")
+        self.converse()
+
+    def converse(self) -> None:
+        """Go on in the background, and attach there, as one that comes back does, where that was not done."""
         self._heartbeat.begin()
         self._ports.spawn(self._converse(), f"poll-{self.partition}")
         SignalTask(self._ports, self._ack_signal, self._acknowledge_alone, f"ack-{self.partition}")
@@ -343,6 +347,8 @@ class PartitionConsumer:
                     self._enter(reply.session, reply.epoch, reply.lease, sent)
                     if not first:
                         self._ports.log("attached_again", session=reply.session, **self._named())
+                        self.failed = None
+                        self._callbacks.on_event(self.partition, Event(kind="found"))
                     await self._leaving.after_attach(self._address, reply.session)
                     return
             except PASSING as error:
@@ -435,16 +441,13 @@ class PartitionConsumer:
             except NotFound as error:
                 if self.session:
                     self._lost()
+                    wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
                 self._fail(error)
                 await wait.pause()
             except SluiceError as error:
                 self._hand_backs.close()
                 self._fail(error)
                 return
-            else:
-                if self.failed is not None:
-                    self.failed, wait = None, Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
-                    self._callbacks.on_event(self.partition, Event(kind="found"))
 
     def _fail(self, error: SluiceError) -> None:
         self.failed = error

@@ -28,6 +28,7 @@ from sluice.actors.messages import (
     DescribeCluster,
     DrainNode,
     Erase,
+    Event,
     Explain,
     ListSubscriptions,
     ListTopics,
@@ -550,37 +551,58 @@ class AsyncClient(OfThisProcess, StoredMessages):
             settings = await self.directory.settings_within(topic, timeout_ms or SUBSCRIBE_TIMEOUT, now=True)
         incarnation = f"{options.name}-{self._fresh()}"
         parts: list[PartitionConsumer] = []
+
+        def on_event(partition: int, event: Event) -> None:
+            consumer.on_event(partition, event)
+            if event.kind == "found":
+                self.tasks(self._count_again(consumer, topic, parts, make), f"partitions-{topic}")
+
         callbacks = ConsumerCallbacks(
             on_received=consumer.receiver_of(parts),
-            on_event=consumer.on_event,
+            on_event=on_event,
             before_send=consumer.tell_partitions,
             taking_back=consumer.taking_back,
             divide=divide,
         )
-        parts += [
-            PartitionConsumer(
-                self.ports,
-                self.directory,
-                ConsumerConfig(
-                    topic=topic,
-                    partition=partition,
-                    subscription=options.subscription,
-                    name=options.name,
-                    incarnation=incarnation,
-                    settings=wanted,
-                    said=said,
-                    queue_size=max(options.queue_size // (among * settings.partitions), 1),
-                    ranges=options.ranges,
-                    process=this_process(),
-                    priority=options.priority,
-                    keep_place=options.named,
-                    read_compacted=options.read_compacted,
-                ),
-                callbacks,
-            )
-            for partition in range(settings.partitions)
-        ]
+
+        def make(partition: int, partitions: int) -> PartitionConsumer:
+            config = ConsumerConfig(
+                topic=topic, partition=partition, subscription=options.subscription, name=options.name,
+                incarnation=incarnation, settings=wanted, said=said, ranges=options.ranges, process=this_process(),
+                queue_size=max(options.queue_size // (among * partitions), 1), priority=options.priority,
+                keep_place=options.named, read_compacted=options.read_compacted,
+            )  # fmt: skip
+            return PartitionConsumer(self.ports, self.directory, config, callbacks)
+
+        parts += [make(partition, settings.partitions) for partition in range(settings.partitions)]
         return parts
+
+    async def _count_again(
+        self,
+        consumer: ConsumerCore,
+        topic: str,
+        parts: list[PartitionConsumer],
+        make: Callable[[int, int], PartitionConsumer],
+    ) -> None:
+        """Receive from the partitions that a topic has by now: it may have been deleted, and made again with another
+        number. parts: of the topic, by their numbers.
+        """
+        try:
+            count = (await self.directory.settings_now(topic)).partitions
+        except SluiceError as error:  # the topic, or its owners, are looked for again, and found
+            self.ports.log("partitions_unknown", topic=topic, error=str(error))
+            return
+        if id(consumer) not in self.opened or topic not in consumer.topics():
+            return
+        if count < len(parts):
+            consumer.drop_topic(topic, count)
+            del parts[count:]
+            consumer.on_event(0, Event(kind="found"))  # those may have failed
+        further = [make(partition, count) for partition in range(len(parts), count)]
+        parts += further
+        consumer.join(further)
+        for part in further:
+            part.converse()
 
     def dead_letters(self, topic: str, subscription: str) -> AsyncDeadLetters:
         """The dead letters of a subscription, to look at and to decide of, wherever they wait."""

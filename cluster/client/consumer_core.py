@@ -125,10 +125,10 @@ class ConsumerCore(OfThisProcess, Generic[V]):
         """Receive from these partitions too."""
         self.parts = {**self.parts, **dict.fromkeys(parts)}
 
-    def drop_topic(self, topic: str) -> None:
-        """Forget a topic that was deleted, or matches no more."""
-        gone = [part for part in self.parts if part.topic == topic]
-        self.parts = {part: None for part in self.parts if part.topic != topic}
+    def drop_topic(self, topic: str, beyond: int = 0) -> None:
+        """Forget a topic that was deleted, or matches no more, or its partitions from this number on."""
+        gone = [part for part in self.parts if part.topic == topic and part.partition >= beyond]
+        self.parts = {part: None for part in self.parts if part not in gone}
         for part in gone:
             part.begin_close(for_good=True)
 

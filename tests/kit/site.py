@@ -115,10 +115,12 @@ def prepared(folder: Path, *, redis: bool = False) -> Iterator[Site]:
         (folder / "authority").mkdir()
         authority = Authority(folder / "authority")
         server = S3Server(available_kinds()[0], folder / "s3", store)
+        environment = Path(sys.prefix)  # with another Python than the usual one it is not what ./sluice would choose
+        door = (ROOT if environment == ROOT / ".venv" else environment / "bin") / "sluice"
         for machine in (*cluster, outside):
             machine.variables.update({**CREDENTIALS, "RAY_raylet_start_wait_time_s": f"{PATIENCE_S / 2:.0f}"})
-            for name in ("sluice", ".venv", "deploy"):
-                (machine.folder / name).symlink_to(ROOT / name)
+            for name, source in {"sluice": door, ".venv": environment, "deploy": ROOT / "deploy"}.items():
+                (machine.folder / name).symlink_to(source)
             files = machine.folder / "etc"
             files.mkdir()
             shutil.copy(authority.trust, files / "authority.pem")

@@ -28,10 +28,11 @@ import numpy.typing as npt
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.unacked_runs import parts_to_ask_for
 from sluice.actors.key_shared import Heaviest
+from sluice.actors.messages import Part
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.hashing import Hashes
 from sluice.storage.format.heavy_hitters import HeavyHitters
-from sluice.storage.format.position import Positions, show
+from sluice.storage.format.position import Positions, position, show
 
 GROUP = 65_536
 """So many messages are counted together; until then 12 bytes of each are kept."""
@@ -104,7 +105,7 @@ class HotKeys:
         self._count_held()
         found = [(self._messages, "count"), (self._bytes, "count"), (self._held, "millis")]
         wanted = {one for summary, _ in found for one, _ in summary.top(top)}
-        names = {one: await self._name(one) for one in sorted(wanted)}
+        names = await self._names(wanted)
         messages, size, held = (self._rows(summary, top, names, unit) for summary, unit in found)
         return {
             "messages": messages,
@@ -140,24 +141,37 @@ class HotKeys:
         """A masked hash as the subscription's selector sees it."""
         return int(self._core.reduce(np.array([masked], np.uint32))[0])
 
-    async def _name(self, wanted: int) -> str | None:
-        """The key behind a hash; None if no message of it can be read now, or it has none."""
-        at = self._examples.get(wanted)
-        return None if at is None else await self.name_at(at)
+    async def _names(self, wanted: set[int]) -> dict[int, str | None]:
+        """The keys behind hashes, as far as they are found. All are read in one go: one by one they cost the topic's
+        owner a question each.
+        """
+        at = {one: self._examples[one] for one in wanted if one in self._examples}
+        found: dict[int, str | None] = {}
+        for part in parts_to_ask_for(np.unique(np.array(list(at.values()), np.int64))):
+            found |= await self._read_names(part)
+        return {one: found.get(here) for one, here in at.items()}
 
     async def name_at(self, at: int) -> str | None:
         """The key of the message at a position; None if it cannot be read now, or has none."""
         (part,) = parts_to_ask_for(np.array([at], np.int64))
+        return (await self._read_names(part)).get(at)
+
+    async def _read_names(self, part: Part) -> dict[int, str | None]:
+        """The keys of messages by their positions; of none if they cannot be read now."""
         try:
             received = await self._payloads.resolve(part, 0, 0)
         except SluiceError as error:
-            self._ports.log("key_not_read", position=show(at), error=str(error))
-            return None
+            first = position(part.ledger, int(part.rows[0]))
+            self._ports.log("key_not_read", position=show(first), error=str(error))
+            return {}
+        found: dict[int, str | None] = {}
         for one in received:
-            for column in ("ordering_key", "key"):
-                if column in one.rows.schema.names and (key := one.rows.column(column)[0].as_py()) is not None:
-                    return bytes(key).decode("utf-8", "replace")
-        return None
+            columns = [name for name in ("ordering_key", "key") if name in one.rows.schema.names]
+            keys = [one.rows.column(name).to_pylist() for name in columns]
+            for row, at in enumerate(one.positions.tolist()):
+                key = next((column[row] for column in keys if column[row] is not None), None)
+                found[at] = None if key is None else bytes(key).decode("utf-8", "replace")
+        return found
 
     def _count(self) -> None:
         if not self._gathered:

@@ -13,8 +13,8 @@ import sluice
 from sluice.cluster.client.client import Client
 from sluice.cluster.workers import ray_places
 from sluice.cluster.workers.options import wanted_options
-from sluice.cluster.workers.places import new_worker
-from sluice.cluster.workers.ray_places import StaleKeeper, WorkerActor
+from sluice.cluster.workers.places import WorkerGone, new_worker
+from sluice.cluster.workers.ray_places import RayPlaces, StaleKeeper, WorkerActor
 from tests.cluster.workers.test_pool import send
 
 PLACE = ("orders", "billing", "billing-workers-0")
@@ -69,3 +69,18 @@ def test_an_earlier_keeper_is_refused(actor: WorkerActor) -> None:
     actor.stop(3)
     with pytest.raises(StaleKeeper):
         actor.run(PLACE, 2)
+
+
+@pytest.mark.parametrize("fails", ["is_ready", "begin"])
+def test_an_error_of_ray_where_a_worker_begins_is_one_of_places(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keeper knows no errors of Ray, and its thread would end with one."""
+    import ray
+
+    def broken(*_: Any) -> Any:
+        raise ray.exceptions.RaySystemError("the head is away")
+
+    monkeypatch.setattr(ray, "put", lambda handler: handler)
+    places = RayPlaces(("orders", "billing"), lambda message: None, wanted_options({}, "billing"), "1")
+    monkeypatch.setattr(places, "_made", broken)
+    with pytest.raises(WorkerGone, match="the head is away"):
+        places.begin("billing-workers-0") if fails == "begin" else places.is_ready()

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sluice.actors.consumer.payload import Payloads
+from sluice.actors.consumer.unacked_messages import LazyBatch
 from sluice.actors.dispatcher.delivery.hot_keys import FEWEST, HELD_BACK_MS
 from sluice.actors.key_shared.dispatch import KeySharedDispatcher
-from sluice.actors.messages import Alive, Ping, SubscriptionSettings
+from sluice.actors.messages import Alive, Part, Ping, SubscriptionSettings
 from tests.scenarios.key_shared.broker import Broker, play
 
 LEASE_MS = 3_000
@@ -105,6 +107,29 @@ def test_the_key_that_is_held_longest_is_not_the_one_with_most() -> None:
         assert told["held"][0]["millis"] == 3 * told["held"][1]["millis"] > 0
         assert told["held"][0]["millis"] <= told["held"][0]["millisAtMost"] <= told["heldMillis"]
         assert told["memoryBytes"] < 20_000
+
+    play(scenario, lease_ms=LEASE_MS)
+
+
+def test_names_of_many_keys_are_read_in_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one they cost the topic's owner a question each, of each partition that an operator asks."""
+    asked: list[int] = []
+    resolve = Payloads.resolve
+
+    async def counted(payloads: Payloads, part: Part, *others: int) -> list[LazyBatch]:
+        asked.append(len(part.rows))
+        return await resolve(payloads, part, *others)
+
+    async def scenario(broker: Broker) -> None:
+        await broker.join("one", acking=False)
+        keys = [f"k{number}" for number in range(20)]
+        for start in range(0, 20, 5):  # several runs
+            await broker.publish(*keys[start : start + 5])
+        await broker.until(lambda: broker.seen() == 20)
+        monkeypatch.setattr(Payloads, "resolve", counted)
+        told: dict[str, Any] = await broker.admin("hot_keys", top=20)
+        assert sorted(row["key"] for row in told["messages"]) == sorted(keys)
+        assert asked == [20]
 
     play(scenario, lease_ms=LEASE_MS)
 
