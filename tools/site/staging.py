@@ -32,6 +32,7 @@ def build(folder: Path, root: Path = ROOT) -> list[str]:
         with patch_docutils(conf), docutils_namespace():
             Sphinx(staged, conf, folder, Path(kept) / "trees", "html", status=None, warning=heard).build()
     shutil.rmtree(folder / "_sources", ignore_errors=True)
+    (folder / "index.html").write_text('<meta http-equiv="refresh" content="0; url=README.html">\n', encoding="utf-8")
     lines = re.sub(r"\x1b\[[0-9;]*m", "", heard.getvalue()).splitlines()
     return [line.replace(f"{staged}/", "") for line in lines if line.strip()]
 

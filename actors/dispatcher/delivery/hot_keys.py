@@ -145,7 +145,7 @@ class HotKeys:
         """The keys behind hashes, as far as they are found. All are read in one go: one by one they cost the topic's
         owner a question each.
         """
-        at = {one: self._examples[one] for one in wanted if one in self._examples}
+        at = {one: self._examples[one] for one in sorted(wanted) if one in self._examples}
         found: dict[int, str | None] = {}
         for part in parts_to_ask_for(np.unique(np.array(list(at.values()), np.int64))):
             found |= await self._read_names(part)
