@@ -29,6 +29,7 @@ from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.unacked_runs import parts_to_ask_for
 from sluice.actors.key_shared import Heaviest
 from sluice.actors.messages import Part
+from sluice.actors.messages.limits import KEPT_MS
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.hashing import Hashes
 from sluice.storage.format.heavy_hitters import HeavyHitters
@@ -67,6 +68,8 @@ class HotKeys:
         self._gathered = 0
         self._counted = 0
         self._examples: dict[int, int] = {}
+        self._names_read: dict[int, tuple[int, str | None]] = {}
+        """Of the messages at these positions the keys, and when they were read; for KEPT_MS at most."""
 
     def read(self, hashes: Hashes, positions: Positions, size: int) -> None:
         """These messages were read, uint32 and int64 (n,); `size` is about the bytes of one."""
@@ -142,13 +145,18 @@ class HotKeys:
         return int(self._core.reduce(np.array([masked], np.uint32))[0])
 
     async def _names(self, wanted: set[int]) -> dict[int, str | None]:
-        """The keys behind hashes, as far as they are found. All are read in one go: one by one they cost the topic's
-        owner a question each.
+        """The keys behind hashes, as far as they are found. Those that were not read lately are read in one go: one by
+        one they cost the topic's owner a question each.
         """
+        now = self._ports.clock.monotonic()
+        self._names_read = {at: read for at, read in self._names_read.items() if now - read[0] < KEPT_MS}
         at = {one: self._examples[one] for one in sorted(wanted) if one in self._examples}
-        found: dict[int, str | None] = {}
-        for part in parts_to_ask_for(np.unique(np.array(list(at.values()), np.int64))):
-            found |= await self._read_names(part)
+        missing = [here for here in at.values() if here not in self._names_read]
+        found = {here: name for here, (_, name) in self._names_read.items()}
+        for part in parts_to_ask_for(np.unique(np.array(missing, np.int64))) if missing else ():
+            names = await self._read_names(part)
+            found |= names
+            self._names_read |= {here: (now, name) for here, name in names.items()}
         return {one: found.get(here) for one, here in at.items()}
 
     async def name_at(self, at: int) -> str | None:
