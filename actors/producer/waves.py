@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -230,8 +231,10 @@ class Rounds:
 
     def __init__(self, ports: Ports, most: int = MOST_APPENDS) -> None:
         self._ports, self._free = ports, most
-        self._small: deque[Callable[[Round], None]] = deque()
-        self._large: deque[Callable[[Round], None]] = deque()
+        self._came = count()
+        self._small: deque[tuple[int, Callable[[Round], None]]] = deque()
+        self._large: deque[tuple[int, Callable[[Round], None]]] = deque()
+        """What waits, each with its place in the order in which all came."""
         self._newest: Round | None = None
         """The round before the next one, until it has ended or is late."""
         self._beginning = False
@@ -240,7 +243,7 @@ class Rounds:
         """Begin an append with the next round; the caller ends it there. Never at once: what else is sent in this turn
         of the event loop goes together with it.
         """
-        (self._large if large else self._small).append(begin)
+        (self._large if large else self._small).append((next(self._came), begin))
         self._begin_soon()
 
     async def wait(self) -> Round:
@@ -257,16 +260,17 @@ class Rounds:
 
     async def _begin(self) -> None:
         self._beginning = False
-        if self._large:
-            self._make(self._large).begin()
-        if self._small and self._free and self._newest is None:
-            self._newest = self._make(self._small)
-            self._newest.begin()
-
-    def _make(self, waiting: deque[Callable[[Round], None]]) -> Round:
-        appends = [waiting.popleft() for _ in range(min(len(waiting), self._free))]
-        self._free -= len(appends)
-        return Round(self._ports, appends, self._let_next)
+        waiting = [self._large, self._small] if self._newest is None else [self._large]
+        begun: dict[bool, list[Callable[[Round], None]]] = {True: [], False: []}
+        while self._free and (some := [each for each in waiting if each]):
+            first = min(some, key=_place)
+            begun[first is self._large].append(first.popleft()[1])
+            self._free -= 1
+        for large, appends in begun.items():
+            if appends:
+                made = Round(self._ports, appends, self._let_next)
+                self._newest = self._newest if large else made
+                made.begin()
 
     def _let_next(self, over: Round | None, free: int) -> None:
         """Let others begin. over: a round that keeps no other waiting any more. free: so many appends do not count any
@@ -276,6 +280,11 @@ class Rounds:
         if over is self._newest:
             self._newest = None
         self._begin_soon()
+
+
+def _place(waiting: deque[tuple[int, Callable[[Round], None]]]) -> int:
+    """Return the place of the first."""
+    return waiting[0][0]
 
 
 class Round:

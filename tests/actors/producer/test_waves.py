@@ -139,6 +139,23 @@ def test_appends_begin_in_rounds() -> None:
     World(1).play(run)
 
 
+def test_appends_begin_in_the_order_in_which_they_came() -> None:
+    async def run(world: World) -> None:
+        ports = world.client("client")
+        rounds, begun = Rounds(ports, most=2), dict[str, Round]()
+        for name in ("small", "LARGE", "SECOND", "other", "THIRD"):
+            rounds.join(partial(begun.__setitem__, name), large=name.isupper())
+        await ports.clock.sleep(1)
+        assert sorted(begun) == ["LARGE", "small"]
+        for ended, begins in (("LARGE", "SECOND"), ("small", "other"), ("other", "THIRD")):
+            assert begins not in begun
+            begun[ended].end()
+            await ports.clock.sleep(1)
+            assert begins in begun
+
+    World(1).play(run)
+
+
 class Joined(Owner):
     """An owner that notes the producers of each run, and refuses what `refuses` raises."""
 
