@@ -39,6 +39,9 @@ class FlightRecorder:
         """Name, bytes and time (ms) of the last record of each file, oldest first; None: not looked up yet."""
         self._next = 0
         self._room, self._hurry = RecordingRoom(self._wake), Signal()
+        self._closing, self._idle = False, Signal()
+        """Idle is set while nothing is being written."""
+        self._idle.set()
 
     @property
     def on(self) -> bool:
@@ -49,6 +52,14 @@ class FlightRecorder:
         """Keep `limit` bytes of calls. ports: those of the process, with a disk of its own for this."""
         if self._ports is None and limit > 0:
             self._ports, self._limit = ports, limit
+
+    async def close(self) -> None:
+        """Write what was kept, and keep nothing more."""
+        ports, self._closing = self._ports, True
+        if ports is not None:
+            self._hurry.set()
+            await self._idle.wait(ports)
+            self._ports = None
 
     def decisions(
         self,
@@ -97,13 +108,14 @@ class FlightRecorder:
             self._hurry.set()
         if not self._room.awake and self._ports is not None:
             self._room.awake = True
+            self._idle.clear()
             self._ports.spawn(self._write(self._ports), "recorder")
 
     async def _write(self, ports: Ports) -> None:
         """Write until nothing has come for the usual time; one task at a time, because chunks keep their order."""
         try:
             while True:
-                await self._hurry.wait(ports, EVERY_MS)
+                await self._hurry.wait(ports, 0 if self._closing else EVERY_MS)
                 self._hurry.clear()
                 now = ports.clock.now()
                 chunks, self._left = self._left, []
@@ -118,6 +130,8 @@ class FlightRecorder:
             self._ports = None  # `awake` stays, so nobody begins again
             for recording in self._recordings.values():
                 recording.stop()
+        finally:
+            self._idle.set()
 
     async def _append(self, ports: Ports, packed: list[bytes], now: int) -> None:
         disk = ports.disk

@@ -23,6 +23,7 @@ from typing import Any
 from weakref import WeakSet
 
 from sluice.actors.dispatcher import Dispatcher
+from sluice.actors.dispatcher.takeover import ProcessRecorder
 from sluice.actors.ports import Address, InCommon, Node, Unknown
 from sluice.actors.ports.wire import Blob
 from sluice.actors.runtime.actor import Actor
@@ -161,6 +162,8 @@ class ClusterHere:
         await self.actors.close()
         for tasks in list(self._tasks):
             await tasks.ended()
+        if (recorder := self._in_process.of(ProcessRecorder).recorder) is not None:
+            await recorder.close()
 
     def _make(self, kind: str, address: Address, tasks: Tasks, settings: dict[str, Any]) -> Actor:
         self._tasks.add(tasks)

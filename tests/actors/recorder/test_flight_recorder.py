@@ -63,6 +63,25 @@ def test_recording_of_a_process_replays_to_equal_decisions() -> None:
     play(scenario)
 
 
+def test_recorder_that_is_closed_has_written_what_it_kept() -> None:
+    async def scenario(broker: Broker) -> None:
+        ports = opened(broker)
+        only = await broker.join("only", queue=100)
+        await broker.publish("1")
+        await broker.until(lambda: len(only.got) == 1)
+        recorder = broker.world.hosts["broker"].of(ProcessRecorder).recorder
+        assert recorder is not None
+        began = ports.clock.monotonic()
+        await recorder.close()
+        assert ports.clock.monotonic() - began < EVERY_MS
+        assert not recorder.on
+        (found,) = replay(await chunks_of(ports)).values()
+        assert (found.difference, found.gaps, found.missing) == (None, 0, 0)
+        assert found.decisions >= 1
+
+    play(scenario)
+
+
 def test_dead_owner_is_named_for_what_waits_for_the_next_one() -> None:
     async def scenario(broker: Broker) -> None:
         ports = opened(broker)
