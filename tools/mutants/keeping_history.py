@@ -104,6 +104,15 @@ KEEPING_HISTORY: list[Mutant] = [
         test=ERASE,
     ),
     Mutant(
+        name="a late message of an erased key is waited for no longer",
+        module="sluice.actors.topic.background.erasing",
+        old=" if at[0] not in keys}",
+        new="}",
+        world=ERASING,
+        test="tests/actors/topic/background/test_erasing.py"
+        "::test_message_of_an_erased_key_comes_late_then_the_wait_begins_anew",
+    ),
+    Mutant(
         name="old objects of an erased key stay",
         module="sluice.actors.topic.background.erasing",
         old="        self._objects.unwanted(part.name for part in (*before, *parts) if part not in named)\n",

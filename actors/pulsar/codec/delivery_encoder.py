@@ -83,7 +83,8 @@ class EncodedFrames:
 
 
 def first_rows(part: Received, *, holes: bool = False, counted: bool = True) -> Ints:
-    """Return the first row of each piece of a part, int64, ascending. holes: the open rows of one batch are one piece.
+    """Return the first row of each piece of a part, int64, ascending. holes: neighbouring open rows of one batch are
+    one piece, whatever is missing between them.
     counted: no piece has two redelivery counts.
     """
     count = len(part)
@@ -93,7 +94,7 @@ def first_rows(part: Received, *, holes: bool = False, counted: bool = True) -> 
     steps = np.diff(index)
     follows = (np.diff(part.positions) == steps) & (index[:-1] >= 0)
     follows &= steps > 0 if holes else steps == 1
-    if not holes and not part.open.all():  # a piece is done or it is not, so that what is not done of a batch is sent
+    if not part.open.all():  # a piece is done or it is not, so that what is not done of a batch is sent
         follows &= part.open[1:] == part.open[:-1]
     for column in (part.redeliveries, part.deliver_at) if counted else (part.deliver_at,):
         if column.any():

@@ -172,6 +172,8 @@ class Erasing(BackgroundJob):
         if ledger.state is not LedgerState.CLOSED:
             return gone  # it will be, or it is empty, and what comes now came later
         if await self._holds(ledger, keys):
+            # Also where the key was asked for before: its messages of since then may be in somebody's memory as well.
+            self._clean_since = {at: since for at, since in self._clean_since.items() if at[0] not in keys}
             if ledger.offloaded is None:
                 await self._check_may_leave(ledger)
                 await self._offloading.offload(ledger)

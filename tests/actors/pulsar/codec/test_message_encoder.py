@@ -119,6 +119,24 @@ def test_open_messages_of_a_batch_are_sent(least: int, monkeypatch: pytest.Monke
     assert [one.message.message_id.entry for one, _, _ in told(pieces.data)] == [1, 4]
 
 
+@pytest.mark.parametrize(
+    ("done", "sent"),
+    [
+        ([0, 1], [([2, 3, 4], 0)]),
+        ([3, 4], [([0, 1, 2], 0)]),
+        ([1, 2], [([0], 0), ([3, 4], 3)]),
+        ([0, 2], [([1], 0), ([3, 4], 3)]),
+    ],
+)
+def test_batch_that_is_done_in_part_goes_with_holes(done: list[int], sent: list[tuple[list[int], int]]) -> None:
+    (group,) = decode_sends([batch(*({"payload": b"%d" % number} for number in range(5)))], now=NOW, producer="till")
+    some = part(group.batch)
+    some.close(np.array(done))
+    pieces = encode_part(some, Addressee(1, -1, None), known=())
+    rows = [[*range(first, first + count)] for first, count in zip(pieces.firsts, pieces.counts, strict=True)]
+    assert [*zip(rows, (pieces.positions - (1 << 32)).tolist(), strict=True)] == sent
+
+
 def test_large_payloads_are_parts_of_their_own_without_a_copy() -> None:
     large, small = bytes(2 * delivery_encoder.LARGE_BYTES), b"small"
     wanted = [large, small, large] * 20

@@ -314,6 +314,26 @@ def test_the_end_waits_until_no_memory_has_the_key(monkeypatch: pytest.MonkeyPat
     World(15).play(scenario)
 
 
+def test_message_of_an_erased_key_comes_late_then_the_wait_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(erasing, "FORGOTTEN_MS", 40_000)
+    monkeypatch.setattr(erasing, "RETRY_MS", 500)
+
+    async def scenario(world: World) -> None:
+        cluster, client, producer = await filled(world, SETTINGS)
+        for _ in range(2):  # the second time the open ledger is empty, and is meant as well
+            await ask(client, cluster.current, Erase(key=b"ada"))
+            await until(client, lambda: "have it in memory" in cluster.job(erasing.Erasing).error)
+        await client.clock.sleep(30_000)
+        await publish(producer, [("ada", "late")])
+        came = client.clock.monotonic()
+        await ask(client, cluster.current, Erase(key=b"ada"))
+        await until(client, lambda: not record_of(cluster).erasures)
+        assert client.clock.monotonic() - came > 38_000
+        assert "late" not in await values(client, cluster)
+
+    World(16).play(scenario)
+
+
 @pytest.mark.parametrize("settings", [SETTINGS, STORED], ids=["on bookies", "in the store"])
 def test_a_ledger_that_cannot_be_read_holds_up_the_end_alone(settings: TopicSettings) -> None:
     async def scenario(world: World) -> None:
