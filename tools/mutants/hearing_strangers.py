@@ -26,6 +26,14 @@ HEARING_STRANGERS: list[Mutant] = [
         test="tests/actors/pulsar/conversation/consuming/test_keyless.py::test_ks_4_all_chunks_of_a_message_go_to_one",
     ),
     Mutant(
+        name="a batch whose first messages are done is not sent with holes",
+        module="sluice.actors.pulsar.codec.delivery_encoder",
+        old="    if not part.open.all():  # a piece is done or it is not",
+        new="    if not holes and not part.open.all():  # a piece is done or it is not",
+        world="relay",
+        test="tests/actors/pulsar/codec/test_message_encoder.py::test_batch_that_is_done_in_part_goes_with_holes",
+    ),
+    Mutant(
         name="messages without key that come together have the hashes of others",
         module="sluice.storage.format.batch",
         old='columns.get("sequence_id")',

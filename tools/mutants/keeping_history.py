@@ -110,7 +110,7 @@ KEEPING_HISTORY: list[Mutant] = [
         new="}",
         world=ERASING,
         test="tests/actors/topic/background/test_erasing.py"
-        "::test_message_of_an_erased_key_comes_late_then_the_wait_begins_anew",
+        "::test_message_of_an_erased_key_is_late_then_the_wait_restarts",
     ),
     Mutant(
         name="old objects of an erased key stay",

@@ -281,14 +281,6 @@ SERVING: list[Mutant] = [
         test=f"{WHOLE}::test_done_rows_of_a_batch_are_not_waited_for",
     ),
     Mutant(
-        name="a batch whose first messages are done is not sent with holes",
-        module="sluice.actors.pulsar.codec.delivery_encoder",
-        old="    if not part.open.all():  # a piece is done or it is not",
-        new="    if not holes and not part.open.all():  # a piece is done or it is not",
-        world="relay",
-        test="tests/actors/pulsar/codec/test_message_encoder.py::test_batch_that_is_done_in_part_goes_with_holes",
-    ),
-    Mutant(
         name="a batch is cut where its counts differ",
         module="sluice.actors.pulsar.codec.delivery_encoder",
         old="    starts = first_rows(part, counted=not whole)",

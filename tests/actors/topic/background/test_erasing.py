@@ -314,7 +314,7 @@ def test_the_end_waits_until_no_memory_has_the_key(monkeypatch: pytest.MonkeyPat
     World(15).play(scenario)
 
 
-def test_message_of_an_erased_key_comes_late_then_the_wait_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_of_an_erased_key_is_late_then_the_wait_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(erasing, "FORGOTTEN_MS", 40_000)
     monkeypatch.setattr(erasing, "RETRY_MS", 500)
 
