@@ -7,7 +7,7 @@ the whole or giving it back does so with every chunk of it.
 The rules are those of Pulsar's clients. A chunk that is stored twice is done once. Chunk 0 of a message whose chunks
 are here already means that its producer began again: those at earlier places are done. A chunk without those before it
 is given back once; when it comes again without them they will not come, and it is done. Incomplete messages are bounded
-in number and in bytes, and the oldest is given back. The caller decides about one of which nothing came for too long
+in number and in bytes, and the oldest is given back. The caller decides about a message that got no chunk for too long
 (`overdue`).
 """
 
@@ -161,7 +161,7 @@ class _Incomplete:
 
 @dataclass(slots=True)
 class Decision:
-    """What a chunk leads to. whole: the chunks of a message that is complete now, in order."""
+    """The consequences of one chunk. whole: the chunks of a message that is complete now, in order."""
 
     whole: list[MessageChunk] | None = None
     done: list[MessageChunk] = field(default_factory=list)
@@ -228,7 +228,7 @@ class IncompleteMessages:
         return found
 
     def _forget_lost(self) -> None:
-        """Drop messages of which a chunk is not ours any more: all of them come again."""
+        """Drop messages that have lost a chunk to another consumer: all of their chunks come again."""
         for at, one in list(self._messages.items()):
             if not all(chunk.open[0] and not chunk.revoked for chunk in one.chunks):
                 del self._messages[at]

@@ -64,7 +64,7 @@ class Recording:
     """The calls of one dispatcher that are not written yet. dropped: calls that had no room, since the last snapshot.
     age: how many files were begun since then.
 
-    Calls are the values of RecordedCall in plain tuples, which the garbage collector lets go of.
+    Calls are the values of RecordedCall in plain tuples, which the garbage collector stops tracking.
     """
 
     def __init__(self, of: RecordedSubscription, room: RecordingRoom | None = None) -> None:

@@ -85,7 +85,7 @@ async def test_a_file_that_is_no_recording_is_not_read(tmp_path: Path, file: str
         await machines.call("one/process", ReadRecording(file=file, offset=0), 1)
 
 
-async def test_what_was_recorded_since_is_fetched_alone(tmp_path: Path) -> None:
+async def test_later_fetch_brings_new_recordings_alone(tmp_path: Path) -> None:
     recorded(tmp_path / "a", "broker-0", 1)
     recorded(tmp_path / "b", "broker-0", 2)
     machines: Any = Machines(one=tmp_path / "a", two=tmp_path / "b")
