@@ -71,4 +71,4 @@ def _answer(query: str, topics: list[str], options: dict[str, str], client: Any)
     from sluice.cluster.history.log_read import LogRead
     from sluice.cluster.history.sql import query as answer
 
-    return answer(query, topics, lambda topic: LogRead.of(options, topic, lambda: nullcontext(client)))
+    return answer(query, topics, lambda topic: LogRead.from_options(options, topic, lambda: nullcontext(client)))

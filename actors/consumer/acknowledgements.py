@@ -31,7 +31,7 @@ class Acknowledgements:
         self.said += 1
         self.waiting.append((self.said, positions))
 
-    def take(self) -> tuple[int, Positions]:
+    def pop_waiting(self) -> tuple[int, Positions]:
         """All that wait, for a request to take along, and its ack turn."""
         if not self.waiting:
             return self.turn, NO_POSITIONS

@@ -54,7 +54,7 @@ class SessionHeartbeat:
         self._named = 0
         self.number = 0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """From now on it is renewed, unless the consumer closed while it was attached."""
         if self.owner() is not None:
             self.number = self._heartbeats.join(self._ports, self)

@@ -27,7 +27,7 @@ class Lease:
         self._held = self._closed = False
         self._changed = Signal()
 
-    def begin(self, sent: int, milliseconds: int) -> None:
+    def start(self, sent: int, milliseconds: int) -> None:
         """A session begins. sent: when it was requested, in monotonic milliseconds."""
         self._renewed, self._lasts, self._held = sent, milliseconds, True
         self._over_after = sent + milliseconds

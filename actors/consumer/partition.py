@@ -128,7 +128,7 @@ class PartitionConsumer:
 
     def converse(self) -> None:
         """Go on in the background, and attach there, as one that comes back does, where that was not done."""
-        self._heartbeat.begin()
+        self._heartbeat.start()
         self._ports.spawn(self._converse(), f"poll-{self.partition}")
         SignalTask(self._ports, self._ack_signal, self._acknowledge_alone, f"ack-{self.partition}")
         self._ports.spawn(self.lease.watch(self._lost), f"lease-{self.partition}")
@@ -400,12 +400,12 @@ class PartitionConsumer:
     def _enter(self, session: int, epoch: int, lease: int, sent: int) -> None:
         if self._closed is not None and self._closed.done():
             return  # it has left, and leaves this one as well
-        self.lease.begin(sent, lease)
+        self.lease.start(sent, lease)
         if (session, epoch) != (self.session, self.epoch):
             self.session, self.epoch, self._turn, self._got = session, epoch, 0, 0
             self._granted_sent = self._taken_turn = self._consumer_epoch = 0
             self.long_poll.again()
-            self._revocations.begin()
+            self._revocations.reset()
             self.acknowledgements.say_again()
             self._session_changed.set()
         self._heartbeat.attached(lease)
@@ -553,7 +553,7 @@ class PartitionConsumer:
         if self.acknowledgements.waiting:
             self._ack_signal.clear()
             self._holding.prune()
-        return self.acknowledgements.take()
+        return self.acknowledgements.pop_waiting()
 
     async def _acknowledge_alone(self) -> None:
         self._ack_signal.clear()

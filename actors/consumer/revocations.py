@@ -61,7 +61,7 @@ class Revocations:
         """Revocations that are known to come, with what was given back and led to each."""
         self._heard = Signal()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Begin another session, whose revocations are numbered from the start."""
         self._number = 0
         self._awaited.clear()

@@ -74,7 +74,7 @@ class ControllerCandidate(Actor):
         """Learn who is in office. Raises Unavailable."""
         await self._read()
 
-    async def begin(self) -> None:
+    async def campaign(self) -> None:
         """Take office if that is to be, and ask the one in office from now on. Idempotent once it has returned.
 
         Raises what the start of the controller raises. The controller asks this actor, which has to have started.

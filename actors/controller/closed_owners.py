@@ -60,7 +60,7 @@ class _Policies:
         self._meta = meta
         self._shared: dict[tuple[str, TopicSettings], _Held] = {}
 
-    async def of(self, record: PartitionRecord) -> _Held:
+    async def get(self, record: PartitionRecord) -> _Held:
         """For the topic of a partition. Raises Unavailable, Corrupt."""
         topic, made = record.topic, record.settings
         if any(self._meta.lists(kind + of_topic(topic)) for kind in KINDS):
@@ -93,7 +93,7 @@ class ClosedOwners:
                 self._ports.log("closed_owners_wait", error=str(error))
 
     async def _look(self) -> None:
-        policies = _Policies(await MetaOfOneLook.begin(self._ports.meta, KINDS))
+        policies = _Policies(await MetaOfOneLook.scan(self._ports.meta, KINDS))
         closed = self._closed(await self._ports.meta.keys(PARTITIONS), await self._ports.meta.keys(SUBSCRIPTIONS))
         async for group in scan(self._ports.meta, list(closed)):
             await asyncio.gather(*(self._look_at(closed[key], found, policies) for key, found in group))
@@ -146,7 +146,7 @@ class ClosedOwners:
             self._wake("dispatcher", {**place, "subscription": name})
 
     async def _has_work(self, record: PartitionRecord, policies: _Policies) -> bool:
-        kept, settings, _ = await policies.of(record)
+        kept, settings, _ = await policies.get(record)
         return has_work(record, self._ports.clock.now(), kept, settings)
 
     async def _concerns(
@@ -163,5 +163,5 @@ class ClosedOwners:
         if record is None:
             return False
         mark = record.subscriptions.get(identity.subscription, EARLIEST)
-        _, _, limits = await policies.of(record)
+        _, _, limits = await policies.get(record)
         return has_expired(record, mark, limits, self._ports.clock.now())

@@ -141,7 +141,7 @@ class Controller(TopicSchemas):
         Where bookies run already, nobody waits for the others: an owner may have died as well. Raises what the first
         bookie's start raises if not one bookie can be had.
         """
-        await self._drainer.begin()
+        await self._drainer.resume()
         await self._supervisor.adopt()
         entries = [self._supervisor.want("bookie", {"bookie": bookie}) for bookie in await self._known_bookies()]
         if not any(entry.address for entry in entries):
@@ -296,7 +296,7 @@ class Controller(TopicSchemas):
         """They cannot be started as it is: do not go on trying."""
         for entry in entries:
             if not entry.address and entry.starting is None:
-                self._supervisor.forget(entry)
+                self._supervisor.remove(entry)
 
     def _dispatcher_entries(
         self, topic: str, subscription: str, plain: dict[str, Any], partitions: Iterable[int]
@@ -592,7 +592,7 @@ class Controller(TopicSchemas):
         entry = self._supervisor.find(kind, place)
         if entry is not None:
             # No ping may find it dead and start it again, which would create again the data that it served.
-            self._supervisor.forget(entry)
+            self._supervisor.remove(entry)
             self._configured.pop(entry.name, None)
         try:
             reply = await self.ports.net.call(address, request, CALL_TIMEOUT)

@@ -95,7 +95,7 @@ class NodeDrainer:
         """Ids of the nodes that are drained, in order."""
         return sorted(self._drains)
 
-    async def begin(self) -> None:
+    async def resume(self) -> None:
         """Go on with what an earlier controller was told. Never raises: what fails now is tried again."""
         try:
             if len(await self._places.nodes()) < 2:

@@ -37,7 +37,7 @@ def make_topic(
         partition=settings["partition"],
         settings=shared_settings(msgspec.convert(settings["topic_settings"], TopicSettings)),
         bookies=Directory(ports, controller, only=True).bookies,
-        shared=shared.of(settings["topic"], settings["partition"]),
+        shared=shared.get_or_create(settings["topic"], settings["partition"]),
         resources=resources,
     )
 
@@ -52,5 +52,5 @@ def make_dispatcher(ports: Ports, settings: dict[str, Any], controller: Address,
         subscription=settings["subscription"],
         settings=None if settings.get(SERVED) else shared_settings(made_with),
         directory=Directory(ports, controller, only=True),
-        shared=shared.of(settings["topic"], settings["partition"]),
+        shared=shared.get_or_create(settings["topic"], settings["partition"]),
     )

@@ -30,10 +30,10 @@ class GatewayKeeper:
     async def run(self) -> None:
         """Look again and again, for ever."""
         while True:
-            await self.look()
+            await self.reconcile()
             await self._ports.clock.sleep(SURVEY_MS)
 
-    async def look(self) -> list[Running]:
+    async def reconcile(self) -> list[Running]:
         """Want a gateway on every machine that there is, and none on those that are gone; returns those wanted."""
         now = self._ports.clock.monotonic()
         try:
@@ -57,4 +57,4 @@ class GatewayKeeper:
 
     async def start_all(self) -> None:
         """Return when each was started once, or could not be."""
-        await self._supervisor.try_all(await self.look())
+        await self._supervisor.try_all(await self.reconcile())

@@ -70,7 +70,7 @@ class RunningActors:
     def enter(self, entry: Running) -> None:
         """Add an actor that should run. An entry of the same name is replaced, and its number kept."""
         if (before := self._entries.get(entry.name)) is not None:
-            self.forget(before)
+            self.remove(before)
             entry.number = before.number
         else:
             self._numbers += 1
@@ -79,7 +79,7 @@ class RunningActors:
         self._put(entry)
         self.was_idle(entry, entry.idle_ms)
 
-    def forget(self, entry: Running) -> None:
+    def remove(self, entry: Running) -> None:
         """Remove an actor that should not run any more."""
         if self.has(entry):
             del self._entries[entry.name], self._kinds[entry.kind][entry.name]

@@ -86,9 +86,9 @@ class Supervisor:
         """The actor with these settings, if it should run."""
         return self._running.find(key_of(kind, settings))
 
-    def forget(self, entry: Running) -> None:
+    def remove(self, entry: Running) -> None:
         """Stop starting an actor again. Its process goes on."""
-        self._running.forget(entry)
+        self._running.remove(entry)
 
     def idle(self, least_ms: int) -> list[Running]:
         """Owners that nobody has used for so long; those of subscriptions first."""
@@ -98,7 +98,7 @@ class Supervisor:
         """Forget an actor that has closed at this address until a caller wants it. Returns False if it was replaced."""
         if entry.address != address:
             return False
-        self.forget(entry)
+        self.remove(entry)
         entry.address, entry.idle_ms, entry.misses, entry.closed = "", 0, 0, True
         return True
 
@@ -117,7 +117,7 @@ class Supervisor:
         """End it, and do not start it again."""
         entry = self.find(kind, settings)
         if entry is not None:
-            self.forget(entry)
+            self.remove(entry)
             if entry.address:
                 await self._places.stop(entry.address)
 
@@ -266,7 +266,7 @@ class Supervisor:
         except SluiceError as error:
             self.ports.log("start_failed", key=entry.name, error=str(error))
             if isinstance(error, (Invalid, NotFound)):
-                self.forget(entry)
+                self.remove(entry)
 
     async def try_all(
         self, entries: list[Running], patience: int | None = None, *, wanted: bool = True
@@ -445,7 +445,7 @@ class Supervisor:
         except SluiceError as error:
             self.ports.log("start_failed", key=entry.name, error=str(error))
             if isinstance(error, NotFound) and entry.kind == "dispatcher":
-                self.forget(entry)  # what it served was deleted meanwhile, as another controller was asked
+                self.remove(entry)  # what it served was deleted meanwhile, as another controller was asked
 
 
 def state_of(entry: Running, lost: tuple[str, ...]) -> str:

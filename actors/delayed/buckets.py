@@ -80,9 +80,9 @@ class BucketTracker(CoreTracker):
         """Take possession of the manifest; the headers are read in the background. Raises Fenced, Unavailable."""
         await self._maintenance.start()
 
-    def begin(self) -> None:
+    def start_empty(self) -> None:
         """Instead of `start`, where somebody has looked and there is no manifest."""
-        self._maintenance.begin()
+        self._maintenance.start_empty()
 
     def start_later(self, error: SluiceError) -> None:
         """The manifest could not be opened: everything is kept in memory until it can (BD-33)."""
@@ -112,7 +112,7 @@ class BucketTracker(CoreTracker):
         self._maintenance.given_out(positions[~waits])
         return waits
 
-    def take(self, limit: int, now: int) -> tuple[Positions, Hashes]:
+    def pop_due(self, limit: int, now: int) -> tuple[Positions, Hashes]:
         """Up to `limit` due messages in the order (deliver_at, position); they are untracked by this.
 
         Fewer while a segment loads; `changed` tells when to ask again.
@@ -120,7 +120,7 @@ class BucketTracker(CoreTracker):
         if self._bucket_set.failed is not None:
             return np.empty(0, np.int64), np.empty(0, np.uint32)
         horizon = self._bucket_set.horizon()
-        taken = self._core.take(limit, now, self._bucket_set.runs, horizon)
+        taken = self._core.pop_due(limit, now, self._bucket_set.runs, horizon)
         self._maintenance.given_out(taken[0])
         if self._bucket_set.was_pulled() or horizon[0] <= self._core.cutoff(now):
             self._loader.pump(now)

@@ -61,16 +61,16 @@ class BucketMaintenance:
             if not self._bucket_set.opened:
                 self._begin(await self._bucket_set.manifest.open())
 
-    def begin(self) -> None:
+    def start_empty(self) -> None:
         """Instead of `start`, where somebody has looked and there is no manifest: nothing is read or recovered."""
-        self._begin(self._bucket_set.manifest.begin())
+        self._begin(self._bucket_set.manifest.create())
 
     def _begin(self, manifest: Manifest) -> None:
         self._bucket_set.opened, self.fallback = True, None
         if self._bucket_set.manifest.begun:
             # Nothing ought to be there: what an earlier life left behind is looked for behind the first object.
             self._collector.due = False
-        self._recovery.begin(manifest.buckets)
+        self._recovery.start(manifest.buckets)
 
     def start_later(self, error: SluiceError) -> None:
         """Go on in memory, and take possession as soon as the store lets us."""

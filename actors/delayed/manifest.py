@@ -59,7 +59,7 @@ class ManifestStore:
         """Invariant: the newest version that this owner has seen. The next commit writes the number after it."""
         self._lock = asyncio.Lock()
 
-    def begin(self) -> Manifest:
+    def create(self) -> Manifest:
         """Instead of `open`, where somebody has looked and there was none."""
         self.begun = True
         return Manifest(self.epoch)

@@ -60,9 +60,9 @@ class InMemoryTracker(CoreTracker):
         self._core.keep(new)
         return waits
 
-    def take(self, limit: int, now: int) -> tuple[Positions, Hashes]:
+    def pop_due(self, limit: int, now: int) -> tuple[Positions, Hashes]:
         """Up to `limit` due messages in the order (deliver_at, position); they are untracked by this."""
-        taken = self._core.take(limit, now)
+        taken = self._core.pop_due(limit, now)
         if not self.count():
             self._reset()
         return taken

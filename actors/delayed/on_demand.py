@@ -58,10 +58,10 @@ class OwnIndex:
             look_ahead_ms=self.look_ahead_ms,
         )
 
-    def begin(self) -> BucketTracker:
+    def create(self) -> BucketTracker:
         """The index where there is no manifest, at work."""
         index = self.make()
-        index.begin()
+        index.start_empty()
         return index
 
 
@@ -90,12 +90,12 @@ class IndexOnDemand:
         if self._index is None:
             if not which_wait(deliver_at, now, self._own.settings.delayed_delivery_tick_time_millis).any():
                 return np.zeros(positions.size, np.bool_)
-            self._index = self._own.begin()
+            self._index = self._own.create()
         return self._index.add(positions, hashes, deliver_at, now)
 
-    def take(self, limit: int, now: int) -> tuple[Positions, Hashes]:
+    def pop_due(self, limit: int, now: int) -> tuple[Positions, Hashes]:
         """Up to `limit` due messages; see DelayedTracker."""
-        return (NO_POSITIONS, NO_ROWS) if self._index is None else self._index.take(limit, now)
+        return (NO_POSITIONS, NO_ROWS) if self._index is None else self._index.pop_due(limit, now)
 
     def contains(self, positions: Positions) -> Mask:
         """Which positions are tracked, shape (n,)."""
@@ -159,7 +159,7 @@ class IndexOnDemand:
 
     def stats(self) -> dict[str, Any]:
         """The statistics of the index; without one, those of one that has just begun."""
-        index = replace(self._own, changed=_nobody).begin() if self._index is None else self._index
+        index = replace(self._own, changed=_nobody).create() if self._index is None else self._index
         return index.stats()
 
     def histogram(self, slots: int = 20) -> list[Slot]:

@@ -49,7 +49,7 @@ class IndexOwner:
     def _key(self) -> str:
         return manifest_key(self._topic, self._partition, NAME)
 
-    def begin(self, epoch: int, passed: Callable[[], int]) -> None:
+    def enable(self, epoch: int, passed: Callable[[], int]) -> None:
         """Let the index be opened when it is wanted. passed: tells what every durable subscription has passed."""
         self._epoch, self._passed = epoch, passed
         self._index.serve(epoch, self._wanted)
@@ -95,7 +95,7 @@ class IndexOwner:
     def reopen(self) -> None:
         """Open another index, because the partition stays although its index was deleted."""
         self._deleted = self._at_work = False
-        self.begin(self._epoch, self._passed)
+        self.enable(self._epoch, self._passed)
 
     def stats(self) -> dict[str, Any] | None:
         """The metrics of PIP-195 of the whole index; None while nobody uses it."""

@@ -50,7 +50,7 @@ class IndexRecovery:
         self.unreachable = 0
         self.lost = 0
 
-    def begin(self, records: tuple[BucketRecord, ...]) -> None:
+    def start(self, records: tuple[BucketRecord, ...]) -> None:
         self._bucket_set.set_names({record.key: record for record in records})
         for record in records:
             if record.epoch == self._bucket_set.manifest.epoch:

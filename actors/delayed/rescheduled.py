@@ -41,9 +41,9 @@ class RescheduledTracker:
     # -- what is rescheduled ----------------------------------------------------------------------------------------
 
     def reschedule(self, entries: Entries, now: int) -> None:
-        """Move entries into the table with their new times: they wait here, and only `take` gives them out."""
+        """Move entries into the table with their new times: they wait here, and only `pop_due` gives them out."""
         self._inner.untrack(entries.positions)
-        if self._moved.forget(entries.positions):
+        if self._moved.untrack(entries.positions):
             self._moved.purge()  # else their columns of before would give them out at the time of before
         self._wait(Entries(np.maximum(entries.deliver_at, now + 1), entries.positions, entries.hashes), now)
 
@@ -95,21 +95,21 @@ class RescheduledTracker:
         waits[mine] = self._admit(positions[mine], hashes[mine], due, now)
         return waits
 
-    def take(self, limit: int, now: int) -> tuple[Positions, Hashes]:
+    def pop_due(self, limit: int, now: int) -> tuple[Positions, Hashes]:
         """Up to `limit` due messages, which are untracked then. A call returns rescheduled ones, or else others."""
         first, other = self._moved.bound(), self._inner.next_due(now)
         if first != END and first[0] <= now and (other is None or first[0] <= other):
-            taken = self._moved.take(limit, now if other is None else min(now, other))
+            taken = self._moved.pop_due(limit, now if other is None else min(now, other))
             if len(taken[0]):
                 return taken
         while True:
-            found = self._inner.take(limit, now)
+            found = self._inner.pop_due(limit, now)
             taken = self._without_moved(found)
             if len(taken[0]):
                 return taken
             if not len(found[0]):
                 # What was due there is gone, or is still being loaded: nobody asks again before that, so this must go.
-                return self._moved.take(limit, now)
+                return self._moved.pop_due(limit, now)
 
     def contains(self, positions: Positions) -> Mask:
         """Which positions wait, shape (n,)."""
@@ -129,7 +129,7 @@ class RescheduledTracker:
 
     def untrack(self, positions: Positions) -> int:
         """Forget messages without giving them out; returns how many."""
-        return self._inner.untrack(positions) + self._moved.forget(positions)
+        return self._inner.untrack(positions) + self._moved.untrack(positions)
 
     def next_due(self, now: int) -> int | None:
         """When to look again, in ms."""

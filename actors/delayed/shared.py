@@ -153,7 +153,7 @@ class SharedIndex:
             await self._opening
         await self.tracker.recovered()
 
-    def look(self, now: int) -> int | None:
+    def check_fenced(self, now: int) -> int | None:
         """Give a fenced index up when no new owner's came in time; returns when to look again, None if all is well."""
         if self.tracker.failed is None:
             self._failed_at = None
@@ -167,10 +167,10 @@ class SharedIndex:
 
     def distribute(self, now: int, enough: Callable[[], bool]) -> None:
         """Move due messages, and those to read again, to all views, until one of them has enough."""
-        self.look(now)
+        self.check_fenced(now)
         self.share_rescans()
         while not enough():
-            positions, hashes = self.tracker.take(PULL, now)
+            positions, hashes = self.tracker.pop_due(PULL, now)
             if not positions.size:
                 return
             self._give(positions, hashes)
@@ -218,7 +218,7 @@ class SharedIndexes:
     def __init__(self) -> None:
         self._indexes: dict[tuple[str, int], SharedIndex] = {}
 
-    def of(self, topic: str, partition: int) -> SharedIndex:
+    def get_or_create(self, topic: str, partition: int) -> SharedIndex:
         """The index of a partition, empty and in memory until the partition's owner hands in its own."""
         return self._indexes.setdefault((topic, partition), SharedIndex())
 
@@ -265,7 +265,7 @@ class SharedView:
             self._index.tracker.add(later, hashes[waits], deliver_at[waits], now)
         return waits
 
-    def take(self, limit: int, now: int) -> tuple[Positions, Hashes]:
+    def pop_due(self, limit: int, now: int) -> tuple[Positions, Hashes]:
         """Up to `limit` due messages; see DelayedTracker."""
         self._index.distribute(now, lambda: len(self._due) >= limit)
         parts: list[tuple[Positions, Hashes]] = []
@@ -328,7 +328,7 @@ class SharedView:
         """When to look again, in ms. What is in the inbox is due already, also if the clock has gone back since."""
         if self._inbox:
             return 0
-        waits = self._index.look(now)
+        waits = self._index.check_fenced(now)
         return self._index.tracker.next_due(now) if waits is None else waits
 
     def trim(self, mark_delete: int) -> None:

@@ -51,7 +51,7 @@ class DelayedTracker(Protocol):
     def add(self, positions: Positions, hashes: Hashes, deliver_at: Times, now: int) -> Mask:
         """Which messages are delayed, shape (n,); False: deliver now (BD-2, BD-11). Safe to repeat."""
 
-    def take(self, limit: int, now: int) -> tuple[Positions, Hashes]:
+    def pop_due(self, limit: int, now: int) -> tuple[Positions, Hashes]:
         """Up to `limit` due messages in the order (deliver_at, position), untracked by this (BD-18)."""
 
     def contains(self, positions: Positions) -> Mask:

@@ -36,7 +36,7 @@ class CoreTracker:
 
     def untrack(self, positions: Positions) -> int:
         """Forget messages that were acknowledged, skipped or expired without being taken; returns how many."""
-        return self._core.forget(positions)
+        return self._core.untrack(positions)
 
     def count(self) -> int:
         return len(self._core.index)

@@ -148,7 +148,7 @@ class Dispatcher(Actor):
             self.ports, self.directory, self.identity, self, self._record, self._settings, self._shared
         )
         self._parts = Components(context)
-        self._parts.begin()
+        self._parts.start()
         self.ports.process.of(ProcessSessions).join(self.ports.me, self._parts.leases)
 
     def release(self) -> None:
@@ -397,7 +397,7 @@ class Components:
     def inspection(self) -> Inspection:
         return Inspection(self.context, self.reader, self.leases, self.parked)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Let everything that goes on by itself begin."""
         self.leases.expect_members()
         context = self.context
@@ -409,12 +409,12 @@ class Components:
             ("progress", context.reporter.run(context.store, self._tend_backlog, self.reader.has_all)),
         ):
             context.ports.spawn(work, name)
-        context.store.begin()
-        self.deliverer.begin()
-        self.due.begin()
-        context.history.begin()
-        context.changed_delays.begin()
-        self.unused_watch.begin()
+        context.store.start()
+        self.deliverer.start()
+        self.due.start()
+        context.history.start()
+        context.changed_delays.start()
+        self.unused_watch.start()
 
     def at_work(self) -> bool:
         context = self.context
@@ -434,8 +434,8 @@ class Components:
         self.deliverer.look_if_stalled()
         if self.deliverer.stalls > stalls:
             self._remark("the watchdog found messages that could go out and did not")
-        self.hot_keys.look()
-        self.hot_key_watch.look(paused=context.state.paused)
+        self.hot_keys.sample()
+        self.hot_key_watch.check(paused=context.state.paused)
         if self.problem != self._alarm:
             self._alarm = self.problem
             told = "; ".join(filter(None, (self.parked.alarm(), self.hot_key_watch.problem_without_key)))
@@ -455,7 +455,7 @@ class Components:
         """After every dispatch: some of its messages may have failed for good."""
         if self.context.core.has_dead_letters():
             self.dead_letters.wake()
-        self.parked.look()
+        self.parked.examine()
 
 
 def _skipped(moved: tuple[int, int]) -> Skipped:

@@ -67,9 +67,9 @@ class KnownOwners:
 
     def get(self, topic: str, subscription: str | None, partition: int) -> Address:
         """The owner of a partition; empty if it is not known."""
-        return self.of(topic, subscription).get(partition, "")
+        return self.addresses(topic, subscription).get(partition, "")
 
-    def of(self, topic: str, subscription: str | None) -> dict[int, Address]:
+    def addresses(self, topic: str, subscription: str | None) -> dict[int, Address]:
         """Return the known addresses of all partitions. The caller must not change them."""
         return self._known.get(topic, {}).get(subscription, _NONE)
 
@@ -98,7 +98,7 @@ class KnownOwners:
                 self.replace(topic, subscription, _NONE)
                 del self._known[topic][subscription]
 
-    def forget(self, topic: str) -> None:
+    def discard(self, topic: str) -> None:
         """Nothing is known of the topic any more."""
         for known in self._known.pop(topic, {}).values():
             for address in known.values():
@@ -163,7 +163,7 @@ class Directory:
         wanted = sorted(self._wanted.pop(question))
         if subscription is None:
             await self._locate(topic, wanted)
-            found = self._known.of(topic, None)
+            found = self._known.addresses(topic, None)
         else:
             settings, said = msgspec.json.decode(new, type=_Asked) if new else (None, None)
             asked: dict[str, Any] = {"settings": settings, "said": said, **_named(wanted)}
@@ -191,7 +191,7 @@ class Directory:
         try:
             await self._locate(topic, [0])
         except NotFound:
-            self.forget(topic)
+            self.invalidate(topic)
             raise
         if before not in (None, self._settings[topic]):
             self._known.forget_subscriptions(topic)
@@ -227,11 +227,11 @@ class Directory:
         try:
             located = await self._ask(request)
         except NotFound:
-            self.forget(topic)
+            self.invalidate(topic)
             raise
         now = shared_settings(msgspec.json.decode(located.settings, type=TopicSettings))
         if before not in (None, now):
-            self.forget(topic)
+            self.invalidate(topic)
         self._settings[topic] = now
         found = _present(enumerate(located.addresses))
         self._known.replace(topic, subscription, found)
@@ -318,7 +318,7 @@ class Directory:
         """
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST, patience)
         if not request.repeatable:
-            self.forget(topic)
+            self.invalidate(topic)
         while True:
             address = ""
             try:
@@ -356,10 +356,10 @@ class Directory:
                 return cast(R, Done())
             tried = True
 
-    def forget(self, topic: str) -> None:
+    def invalidate(self, topic: str) -> None:
         """The topic was deleted, or is another one now."""
         self._settings.pop(topic, None)
-        self._known.forget(topic)
+        self._known.discard(topic)
 
     async def suspect(self, address: Address) -> None:
         """Forget an address that did not answer, and let the controller check it if it can."""

@@ -54,7 +54,7 @@ class MetaOfOneLook:
         self._read: dict[str, Version | None] = {}
 
     @classmethod
-    async def begin(cls, meta: Meta, prefixes: Sequence[str]) -> MetaOfOneLook:
+    async def scan(cls, meta: Meta, prefixes: Sequence[str]) -> MetaOfOneLook:
         """List them. Raises Unavailable."""
         listed = await asyncio.gather(*(meta.keys(prefix) for prefix in prefixes))
         return cls(meta, [key for keys in listed for key in keys])

@@ -208,7 +208,7 @@ class Placement:
             if not is_broker(slot) and not is_gateway(slot) and process.node in addresses:
                 self._machines[slot] = addresses[process.node]
 
-    def begin(self, now: int) -> None:
+    def start(self, now: int) -> None:
         """A controller has taken inventory. In a cluster that ran before, missing brokers count as lost."""
         self._lost_at = now
         if self.serving:
@@ -252,7 +252,7 @@ class Placement:
         """This one is returned to its caller."""
         self._found.remove(placed)
 
-    def forget(self, process: HostProcess, now: int) -> list[str]:
+    def mark_lost(self, process: HostProcess, now: int) -> list[str]:
         """A process is lost; returns the slots that it served, none if that was known."""
         slots = self.served_by(process)
         for slot in slots:

@@ -133,7 +133,7 @@ class Placer:
             self._all_met.clear()
             await self._all_met.wait(self._ports, self._times.prompt)
         self._placement.note_machines(await self._processes.nodes())
-        self._placement.begin(self._now())
+        self._placement.start(self._now())
         self._begun = True
         self._refill_known()
         self._tend()
@@ -333,12 +333,12 @@ class Placer:
 
     def _leave(self, process: HostProcess) -> None:
         """A process is on a machine that is away: others serve its slots. It is met again if that comes back."""
-        slots = self._placement.forget(process, self._now())
+        slots = self._placement.mark_lost(process, self._now())
         self._ports.log("process_left", slots=slots, host=process.name)
 
     def _end(self, process: HostProcess) -> None:
         """End a process that does not answer, or is of no use."""
-        slots = self._placement.forget(process, self._now())
+        slots = self._placement.mark_lost(process, self._now())
         if slots:  # else an earlier failure has ended it
             self._ports.log("process_ended", slots=slots, host=process.name)
             self._processes.kill(process.name)
@@ -421,7 +421,7 @@ class Placer:
         for process in standby.elsewhere([each.id for each in nodes]):
             self._dismiss(process)
         for process in self._placement.stand_ins(slot, node, nodes):
-            if not standby.take(process):
+            if not standby.remove(process):
                 continue
             try:
                 with self._in_hand(process.name):
@@ -439,7 +439,7 @@ class Placer:
 
     def _dismiss(self, process: HostProcess) -> None:
         """End a process that waits."""
-        if self._placement.standby.take(process):
+        if self._placement.standby.remove(process):
             self._processes.kill(process.name)
 
     async def _make(self, slot: str, node: str | None) -> HostProcess:

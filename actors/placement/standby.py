@@ -50,7 +50,7 @@ class Standby:
         """As many wait as are wanted."""
         self._due = None
 
-    def take(self, process: HostProcess) -> bool:
+    def remove(self, process: HostProcess) -> bool:
         """Remove a process that is used, or of no use. Returns False if it was taken before."""
         if process not in self.waiting:
             return False

@@ -70,7 +70,7 @@ class LimitRecords:
         await revise(self._meta, LIMITS + name, changed, f"the limits of {name} are")
         await self.look()
 
-    async def forget(self, name: str) -> None:
+    async def remove(self, name: str) -> None:
         """Remove the limits of a deleted topic or namespace."""
         await self._meta.remove(LIMITS + name)
 

@@ -88,14 +88,14 @@ class PermissionCache:
         """Look for changes and log a failure. A lookup without an answer delays neither later nor finished lookups."""
         self._under_way += 1
         try:
-            await self.look()
+            await self.refresh()
         except SluiceError as error:
             self._ports.log("permissions_unknown", error=str(error))
         finally:
             self._under_way -= 1
             ended.set()
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Forget what has changed; everything where the record does not say what. Raises Unavailable, Corrupt."""
         begun = self._ports.clock.monotonic()
         found = await self._ports.meta.read(CHANGES)
@@ -121,7 +121,7 @@ class PermissionCache:
         """See that what is known is not old."""
         async with self._looking:
             if self._looked is None or self._ports.clock.monotonic() - self._looked > FRESH_MS:
-                await self.look()
+                await self.refresh()
 
     async def _rights(self, wish: Wish) -> KnownRights:
         tenant, space, topic = keys_of(wish)

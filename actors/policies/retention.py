@@ -83,7 +83,7 @@ class Lifetimes:
 
         await revise(self._meta, LIFETIMES + name, changed, f"the lifetime of {name} is")
 
-    async def forget(self, name: str) -> None:
+    async def remove(self, name: str) -> None:
         """Nothing is said any more."""
         await self._meta.remove(LIFETIMES + name)
 

@@ -154,9 +154,9 @@ class SignalTask:
     def __init__(self, ports: Ports, signal: Signal, step: Callable[[], Awaitable[int | None]], name: str) -> None:
         self._ports, self._signal, self._step, self._name = ports, signal, step, name
         self._under_way = False
-        signal.on_set(self.begin)
+        signal.on_set(self.start)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Let the work be done, unless it is under way."""
         if not self._under_way:
             self._under_way = True

@@ -187,7 +187,7 @@ class Topic(Actor):
         self._upkeep.restore()
         self._admission.restore()
         self._serving.set()
-        self._delayed.begin(self._log.epoch, self._passed)
+        self._delayed.enable(self._log.epoch, self._passed)
         while self.stopped is None:
             try:
                 await self._upkeep.turn()

@@ -43,9 +43,9 @@ class GatewayHttp:
         )
         self._server = HttpServer(ports, pulsar_routes(broker, addresses), self._guard, most=most)
 
-    async def take(self, transport: asyncio.Transport, begun: bytes = b"") -> None:
+    async def serve(self, transport: asyncio.Transport, begun: bytes = b"") -> None:
         """Go on with a connection, which reads nothing now, on which these bytes came."""
-        await self._server.take(transport, begun)
+        await self._server.serve(transport, begun)
 
     async def close(self) -> None:
         await self._server.close()

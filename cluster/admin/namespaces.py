@@ -125,8 +125,8 @@ class NamespacesByHttp:
         """
         await self._broker.quotas.unset(of_namespace(space))
         await self._broker.ages.unset(of_namespace(space))
-        await Lifetimes(self._broker.ports.meta).forget(of_namespace(space))
-        await self._broker.limits.forget(of_namespace(space))
+        await Lifetimes(self._broker.ports.meta).remove(of_namespace(space))
+        await self._broker.limits.remove(of_namespace(space))
         await Permissions(self._broker.ports.meta).forget_space(space)
 
     async def _policy(self, request: web.Request) -> web.Response:

@@ -72,7 +72,7 @@ class PermissionsByHttp:
                 return web.json_response({"reason": reason}, status=501)
             await self._broker.namespaces.policies(space_of(request))
             answer = await handler(request)
-            await self._broker.permissions.look()
+            await self._broker.permissions.refresh()
             return answer
 
         return handle

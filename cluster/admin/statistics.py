@@ -43,7 +43,7 @@ class Rates:
         self._clock = clock
         self._seen: dict[str, tuple[int, int, float]] = {}
 
-    def of(self, name: str, counter: int) -> float:
+    def rate(self, name: str, counter: int) -> float:
         """The rate of a counter."""
         now = self._clock.monotonic()
         since, before, rate = self._seen.get(name, (now, counter, 0.0))
@@ -77,7 +77,7 @@ class PulsarStats:
 
     def topic(self, of: Partition, settings: TopicSettings) -> Row:
         """TopicStats of one partition."""
-        row, rate = of.row, self._rates.of
+        row, rate = of.row, self._rates.rate
         messages, size = int(row.get("msgInCounter", 0)), int(row.get("bytesInCounter", 0))
         clients = _by_name(of)
         subscriptions = {name: self._subscription(of, clients, name, each) for name, each in of.subscriptions.items()}
@@ -128,8 +128,8 @@ class PulsarStats:
             "type": kind,
             "backlogSize": _stored(of.row, int(row.get("msgBacklog", 0))),
             "msgOutCounter": sent,
-            "msgRateOut": self._rates.of(f"out:{of.name}:{name}", sent),
-            "msgRateRedeliver": self._rates.of(f"back:{of.name}:{name}", int(row.get("msgRedeliverCounter", 0))),
+            "msgRateOut": self._rates.rate(f"out:{of.name}:{name}", sent),
+            "msgRateRedeliver": self._rates.rate(f"back:{of.name}:{name}", int(row.get("msgRedeliverCounter", 0))),
             "activeConsumerName": active[0] if active and kind in ("Failover", "Exclusive") else None,
             "consumers": consumers,
             "lastAckedTimestamp": max(times, default=0),
@@ -155,8 +155,8 @@ class PulsarStats:
             **row,
             **introduced,
             "consumerName": name,
-            "msgRateOut": self._rates.of(f"out:{which}", sent),
-            "msgRateRedeliver": self._rates.of(f"back:{which}", int(row.get("msgRedeliverCounter", 0))),
+            "msgRateOut": self._rates.rate(f"out:{which}", sent),
+            "msgRateRedeliver": self._rates.rate(f"back:{which}", int(row.get("msgRedeliverCounter", 0))),
             "connectedSince": moment(row.get("connectedSince", 0)),
             "keyHashRanges": [f"[{first}, {last}]" for first, last in ranges],
         }

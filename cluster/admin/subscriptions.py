@@ -128,7 +128,7 @@ class Subscriptions:
         await self._broker.settings(which)
         remove = RemoveSubscription(topic=which.topic, subscription=name, force=forced(request))
         await self._broker.ask_controller(remove)
-        self._broker.directory.forget(which.topic)
+        self._broker.directory.invalidate(which.topic)
         return web.Response(status=204)
 
     async def _reset(self, request: web.Request) -> web.Response:

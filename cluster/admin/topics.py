@@ -121,7 +121,7 @@ class Topics:
         if not force:
             await self._check_unused(which)
         await self._broker.ask_controller(RemoveTopic(topic=which.topic, force=True))
-        self._broker.directory.forget(which.topic)
+        self._broker.directory.invalidate(which.topic)
         return web.Response(status=204)
 
     async def _check_unused(self, which: Named) -> None:

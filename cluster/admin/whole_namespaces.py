@@ -67,7 +67,7 @@ class WholeNamespaces:
         async for topic, name in self._subscriptions(request):
             remove = RemoveSubscription(topic=topic, subscription=name, force=False)
             await self._broker.ask_controller(remove)
-            self._broker.directory.forget(topic)
+            self._broker.directory.invalidate(topic)
         return web.Response(status=204)
 
     async def _unload(self, request: web.Request) -> web.Response:

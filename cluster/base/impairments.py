@@ -30,7 +30,7 @@ class Impairments:
         self._amounts = {SLOW_DISK: 0, CLOCK_JUMP: 0}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
-    def begin(self, kind: str, amount: int, seconds: float) -> None:
+    def start(self, kind: str, amount: int, seconds: float) -> None:
         """Have it for so long, in place of an earlier one of the kind; the event loop takes it back. Raises Invalid."""
         if kind not in self._amounts:
             raise Invalid(f"no process can do {kind!r} to itself")

@@ -180,7 +180,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
         """Give a partitioned topic so many partitions. Producers and consumers that are opened later use them all."""
         topic = check_name("topic", topic)
         await self._ask(AddPartitions(topic=topic, partitions=partitions))
-        self.directory.forget(topic)
+        self.directory.invalidate(topic)
 
     async def terminate_topic(self, topic: str) -> list[str]:
         """Let a topic take no more messages, for good; returns the last id of each partition, "earliest" for none."""

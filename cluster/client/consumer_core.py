@@ -73,9 +73,9 @@ class ConsumerCore(OfThisProcess, Generic[V]):
     """A consumer without the calls that wait. Safe for threads on a LoopThread."""
 
     inner = OfThisProcess.inner | {
-        "asking", "drop_topic", "join", "leave", "look", "missed_topic", "on_event", "options", "parts",
+        "asking", "drop_topic", "join", "leave", "missed_topic", "on_event", "options", "parts",
         "receive_here", "receive_nowait", "receive_several", "received", "receiver_of", "taking_back",
-        "tell_partitions", "traces", "wake"
+        "tell_partitions", "traces", "visit", "wake"
     }  # fmt: skip
 
     elsewhere = "another one connects and opens its own"
@@ -232,9 +232,9 @@ class ConsumerCore(OfThisProcess, Generic[V]):
         """Let one thread or task that waits for messages, or the next one that would, go on as if its time were up."""
         self._receiving.wake()
 
-    def look(self, seen: Callable[[Received, int], object]) -> None:
+    def visit(self, seen: Callable[[Received, int], object]) -> None:
         """Call it with each part that waits to be received, and from which row on; parts are not changed meanwhile."""
-        self._receiving.look(seen)
+        self._receiving.visit(seen)
 
     def _note_done(
         self, what: Batch[Any] | Message[Any] | MessageId, *, ack_receipt: bool, rows: ChosenRows | None

@@ -109,7 +109,7 @@ class ReceiverQueue:
             self._woken = True
             self._wake(1)
 
-    def look(self, seen: Callable[[Received, int], object]) -> None:
+    def visit(self, seen: Callable[[Received, int], object]) -> None:
         """Call it with each part that waits here, and from which row on. Nothing changes meanwhile."""
         with self.lock:
             if self._current:

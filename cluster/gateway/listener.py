@@ -49,7 +49,7 @@ LEAST_WRITE_BYTES = 64 * 1024
 class HttpServerOfGateway(Protocol):
     """The server that answers HTTP at a gateway's ports."""
 
-    async def take(self, transport: asyncio.Transport, begun: bytes) -> None:
+    async def serve(self, transport: asyncio.Transport, begun: bytes) -> None:
         """Answer requests on a connection that is paused. begun: the bytes that came already."""
 
     async def close(self) -> None:
@@ -152,7 +152,7 @@ class PulsarGateway(GatewayActor):
         if self._http is None:
             self._http = self._http_server(self.gateway, self._at, self._host, self._most_http)
         transport.pause_reading()
-        self.ports.spawn(self._http.take(transport, begun), "http")
+        self.ports.spawn(self._http.serve(transport, begun), "http")
 
 
 def _rate(settings: Mapping[str, Any], what: str) -> Rate | None:

@@ -39,9 +39,9 @@ class Renewed(Generic[T]):
         """Look again and again, for ever; returns at once where there are no files."""
         while self._files:
             await asyncio.sleep(LOOK_S)
-            await self.look()
+            await self.refresh()
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Use what has changed, if it can be used."""
         seen = await asyncio.to_thread(_state, self._files)
         if seen == self._seen:

@@ -96,7 +96,7 @@ class LogRead:
     wanted: Selection = EVERYTHING
 
     @classmethod
-    def of(cls, options: Any, topic: str, client: Connect, most: int = 1_000_000) -> LogRead:
+    def from_options(cls, options: Any, topic: str, client: Connect, most: int = 1_000_000) -> LogRead:
         """By the options of a read. Raises Invalid."""
         history = given(options, "history") or AUTO
         if history not in (AUTO, ONLY, OFF):
@@ -125,7 +125,7 @@ class LogRead:
             with self.client() as client:
                 return self.present(client)
         ranges = client.stored(self.topic)
-        urls = None if self.history == OFF else self.urls or StoreUrls.of(client.status().get("storage", {}))
+        urls = None if self.history == OFF else self.urls or StoreUrls.from_status(client.status().get("storage", {}))
         if urls is None:
             return Present(ranges)
         scan = HistoryScan(urls, self.topic)

@@ -62,7 +62,7 @@ class StoreUrls:
     endpoint: str | None = None
 
     @classmethod
-    def of(cls, storage: Mapping[str, str]) -> StoreUrls | None:
+    def from_status(cls, storage: Mapping[str, str]) -> StoreUrls | None:
         """Read the URLs from a cluster's status (`client.status()["storage"]`); None if this process does not see the
         stores.
         """

@@ -34,7 +34,7 @@ class SchemaColumns:
             found = cls(_definitions(store, topic))
         return found if len(found.schema) else None
 
-    def of(self, rows: pa.Table) -> tuple[list[pa.Array], int]:
+    def decode(self, rows: pa.Table) -> tuple[list[pa.Array], int]:
         versions = versions_of(rows.column("pulsar").combine_chunks())
         return self._fields.columns(rows.column("payload").combine_chunks(), versions)
 

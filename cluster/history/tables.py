@@ -60,7 +60,7 @@ class CatalogTables:
         self._hanging: Future[None] | None = None
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> CatalogTables | None:
+    def from_settings(cls, settings: Mapping[str, Any]) -> CatalogTables | None:
         """Open the tables that a cluster's settings name; None if they name no catalog."""
         catalog = settings.get("iceberg_catalog")
         if not catalog:

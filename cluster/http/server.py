@@ -90,9 +90,9 @@ class HttpServer:
         return int(listening.sockets[0].getsockname()[1])
 
     def _door(self) -> asyncio.BaseProtocol:
-        return HttpDoor(lambda accepted: self._ports.spawn(self.take(accepted), "http"))
+        return HttpDoor(lambda accepted: self._ports.spawn(self.serve(accepted), "http"))
 
-    async def take(self, transport: asyncio.Transport, begun: bytes = b"") -> None:
+    async def serve(self, transport: asyncio.Transport, begun: bytes = b"") -> None:
         """Serve a connection that another listener accepted, which is paused, and on which these bytes came."""
         await self._begin()
         server = self._runner.server

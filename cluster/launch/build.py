@@ -140,7 +140,7 @@ class SluiceParts:
             if self._tables is None and settings.get("iceberg_catalog"):
                 from sluice.cluster.history.tables import CatalogTables
 
-                self._tables = CatalogTables.of(settings)
+                self._tables = CatalogTables.from_settings(settings)
             ports = dataclasses.replace(ports, tables=self._tables)
             return make_topic(ports, settings, CONTROLLER, self._shared, self._resources)
         if kind == "dispatcher":

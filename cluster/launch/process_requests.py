@@ -157,7 +157,7 @@ async def _do(host: HostProcessItself, request: Request[Any]) -> Reply:
     if isinstance(request, StartActor):
         return Started(address=await host.start(request.kind, request.actor, json.loads(request.settings)))
     if isinstance(request, Impair):
-        IMPAIRMENTS.begin(request.kind, request.amount, request.seconds)
+        IMPAIRMENTS.start(request.kind, request.amount, request.seconds)
         return Done()
     if isinstance(request, Relieve):
         IMPAIRMENTS.end(request.kind)

@@ -210,7 +210,7 @@ class Host:
                 self._warm = asyncio.get_running_loop().create_task(keep_warm(self.net))
             await self.start(kind, actor, settings)
         for candidate in self.actors.serving(ControllerCandidate):
-            await candidate.begin()
+            await candidate.campaign()
         if is_controller_host(self.name):
             await self.endpoint()
 

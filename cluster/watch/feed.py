@@ -129,11 +129,11 @@ class _Channel:
                 if number % SLOW == 0:
                     slow, asked = await self._slow(), self._ports.clock.now()
                     # Topics are asked less often: their rate is that between the last two answers.
-                    published = self._published.of(asked, slow[0])
+                    published = self._published.update(asked, slow[0])
                 fast = await self._owners.dispatchers(self._topic, self._subscription)
                 self._error = ""
                 new = picture(self._ports.clock.now(), fast, slow[0], slow[2])
-                new["rates"] = published | self._delivered.of(new["at"], fast)
+                new["rates"] = published | self._delivered.update(new["at"], fast)
                 new["pools"] = self._pools(slow[2])
                 self._take(new, slow[1])
             except SluiceError as error:

@@ -62,7 +62,7 @@ class Admin:
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
 
-    def look(self) -> tuple[str, dict[str, str]]:
+    def locate(self) -> tuple[str, dict[str, str]]:
         """Return the address of the admin interface, and the headers that it wants. Raises NotFound if there is
         none.
         """
@@ -89,7 +89,7 @@ class Panel:
         return f"http://{LOOPBACK}:{self._port}/watch?{urlencode(self._chosen)}#token={self._token}"
 
     def __enter__(self) -> Panel:
-        self._admin.look()
+        self._admin.locate()
         self._thread = LoopThread("panel")
         self._thread.run(self._start())
         return self
@@ -124,7 +124,7 @@ class Panel:
 
     async def _hand_on(self, request: web.Request) -> web.StreamResponse:
         """Ask the admin interface, and pass on what it says, while it says it."""
-        base, headers = self._admin.look()
+        base, headers = self._admin.locate()
         try:
             async with self._session.get(base + request.path_qs, headers=headers) as answer:
                 kind = {"Content-Type": answer.headers.get("Content-Type", "text/plain"), "Cache-Control": "no-store"}

@@ -18,7 +18,7 @@ class OwnerRates:
         self._counters = counters
         self._seen: dict[int, tuple[int, int, dict[str, int]]] = {}
 
-    def of(self, at: int, owners: Iterable[Mapping[str, Any] | None]) -> dict[str, float]:
+    def update(self, at: int, owners: Iterable[Mapping[str, Any] | None]) -> dict[str, float]:
         """Return the rates since each owner's last answer. at: ms. owners: their statistics, None of one that is
         silent.
         """

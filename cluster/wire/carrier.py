@@ -257,7 +257,7 @@ class FramedSocket:
 
     def _unseal(self, secured: Secured, data: memoryview) -> None:
         """All of it at once, also when nothing more is to be read: no event of the socket would bring the rest."""
-        secured.take(data)
+        secured.receive_data(data)
         self._pour()
         while self._open and (count := secured.read(self._reader.buffer())):
             self._advance(count)

@@ -84,7 +84,7 @@ class Connection:
         self._carrier.send(pieces, descriptors)
         return number, future
 
-    def forget(self, number: int) -> None:
+    def discard(self, number: int) -> None:
         """Nobody waits for this answer any more."""
         self._asked.pop(number, None)
 
@@ -118,7 +118,7 @@ class Connection:
 
     def _greet(self, frame: WireFrame) -> None:
         try:
-            answer = self._caller.take(frame, self._carrier.binding)
+            answer = self._caller.receive_frame(frame, self._carrier.binding)
         except HandshakeRefused as error:
             self._carrier.close()
             self._lost(error)

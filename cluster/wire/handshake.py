@@ -79,7 +79,7 @@ class _Refusal(msgspec.Struct):
 
 
 class Caller:
-    """The calling side. Send `hello`, then what `take` returns, until `done`; from then on `version` is spoken."""
+    """The calling side. Send `hello`, then the answers of `receive_frame`, until `done`; then `version` is spoken."""
 
     def __init__(self, key: bytes, wanted: str, versions: Versions = OURS) -> None:
         self.done = False
@@ -91,7 +91,7 @@ class Caller:
         """The first bytes to send."""
         return encode(HELLO, 0, b"", msgspec.msgpack.encode(_Hello(self._wanted, self._mine, self._versions)))
 
-    def take(self, frame: WireFrame, binding: bytes = b"") -> list[Buffer]:
+    def receive_frame(self, frame: WireFrame, binding: bytes = b"") -> list[Buffer]:
         """The answer to a frame, empty if there is none. binding: as in `prove`. Raises HandshakeRefused,
         MalformedFrame.
         """
@@ -114,7 +114,7 @@ class Caller:
 
 
 class Greeter:
-    """The listening side. Send what `take` returns, until `done`; from then on `version` is spoken."""
+    """The listening side. Send what `receive_frame` returns, until `done`; from then on `version` is spoken."""
 
     def __init__(self, key: bytes, name: str, versions: Versions = OURS) -> None:
         self.done = False
@@ -122,7 +122,7 @@ class Greeter:
         self._key, self._name, self._versions = key, name, versions
         self._mine, self._theirs = b"", b""
 
-    def take(self, frame: WireFrame, binding: bytes = b"") -> list[Buffer]:
+    def receive_frame(self, frame: WireFrame, binding: bytes = b"") -> list[Buffer]:
         """The answer to a frame. binding: see `prove`. Raises HandshakeRefused (tell it with `refusal`),
         MalformedFrame.
         """

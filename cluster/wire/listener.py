@@ -149,7 +149,7 @@ class _Incoming:
 
     def _greet(self, frame: WireFrame) -> None:
         try:
-            self._carrier.send(self._greeter.take(frame, self._carrier.binding))
+            self._carrier.send(self._greeter.receive_frame(frame, self._carrier.binding))
         except HandshakeRefused as error:
             if not error.elsewhere:
                 logger.warning("a connection was refused: %s", error)

@@ -142,7 +142,7 @@ class DirectNet:
             return
         self.calls += 1
         question.timer = self._deadline(timeout, partial(question.late, to, timeout))
-        question.over = partial(connection.forget, number)
+        question.over = partial(connection.discard, number)
         future.add_done_callback(question.done, context=SHARED_CONTEXT.context)
 
     async def _ask_later(
@@ -244,7 +244,7 @@ class DirectNet:
         size = sum(map(len, parts))
         shared: SharedPayload | None = None
         if size >= SHARE_FROM:
-            shared = (SharedPayload.behind(parts[0]) if len(parts) == 1 else None) or SharedPayload.of(*parts)
+            shared = (SharedPayload.behind(parts[0]) if len(parts) == 1 else None) or SharedPayload.create(*parts)
         if len(parts) == 1:
             return Blob(parts[0], shared)
         return Blob(b"".join(parts)) if shared is None else Blob(handle=shared, size=size)

@@ -60,7 +60,7 @@ class SharedPayload:
         SharedPayload.open += 1
 
     @classmethod
-    def of(cls, *parts: Buffer) -> SharedPayload | None:
+    def create(cls, *parts: Buffer) -> SharedPayload | None:
         """Write the parts of a payload into memory of its own; None where that cannot be had now."""
         if not POSSIBLE or cls.open >= _most_open():
             return None

@@ -71,7 +71,7 @@ class Peers:
             return await future
         finally:
             timer.cancel()
-            connection.forget(number)
+            connection.discard(number)
 
     def open_to(self, host: str) -> Connection | None:
         """A connection to a process that is open and has room; None if that is to be waited for."""

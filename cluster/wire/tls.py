@@ -98,7 +98,7 @@ def checked(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         for _ in range(_FLIGHTS):
             for one, other in ((caller, listener), (listener, caller)):
                 if said := one.sealed():
-                    other.take(said)
+                    other.receive_data(said)
     except HandshakeRefused as error:
         raise Invalid(f"tls_certificate_file {files.certificate} cannot be used: {error}") from None
     return calling, listening
@@ -147,7 +147,7 @@ class Secured:
             self._write(pieces)
         return self._outgoing.read()
 
-    def take(self, data: Buffer) -> None:
+    def receive_data(self, data: Buffer) -> None:
         """These bytes came; there may be something to send now. Raises HandshakeRefused, NotTls."""
         if not self._begun:
             self._begun = True

@@ -28,7 +28,7 @@ def waiting_ages(consumer: Consumer, taken: Iterable[Rows], now_ms: int) -> dict
     def look(part: Received, first: int) -> None:
         found.append(_since(part, np.arange(first, len(part))[part.open[first:]]))
 
-    consumer.look(look)
+    consumer.visit(look)
     found += [_since(part, rows) for part, rows in taken]
     if not found:
         return {}

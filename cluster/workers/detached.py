@@ -93,7 +93,7 @@ class KeeperActor:
                 return
             except SluiceError:  # the controller is being replaced
                 time.sleep(CLAIM_AGAIN_S)
-        reports.begin()
+        reports.start()
         self._claimed.set()
         try:
             keeper.run()

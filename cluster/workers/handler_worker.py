@@ -114,7 +114,7 @@ def is_async(handler: Handler) -> bool:
 
 
 class HandlerWorker(ABC):
-    """`begin`, then `stop` to finish what is under way and hand over the keys. Safe for threads."""
+    """`start`, then `stop` to finish what is under way and hand over the keys. Safe for threads."""
 
     def __init__(self, consumer: Consumer, handler: Handler, options: WorkersOptions) -> None:
         """handler: a function, a coroutine function, a class that is made once here, or an object that is called."""
@@ -131,7 +131,7 @@ class HandlerWorker(ABC):
         self._thread = threading.Thread(target=self._run, name=consumer.consumer_name(), daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 

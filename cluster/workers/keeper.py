@@ -327,7 +327,7 @@ class PoolKeeper:
         self._roll_since = None
         if ready:
             try:
-                successor = self._places.begin(self._name(number))
+                successor = self._places.start_worker(self._name(number))
             except CANNOT_BEGIN as error:
                 self._no_successor(number, f"cannot start: {error}")
                 return
@@ -395,7 +395,7 @@ class PoolKeeper:
 
     def _begin(self, number: int, member: _Member) -> None:
         try:
-            placed = self._places.begin(self._name(number))
+            placed = self._places.start_worker(self._name(number))
         except CANNOT_BEGIN as error:
             self._wait_longer(member, f"{self._name(number)} cannot start: {error}")
             return

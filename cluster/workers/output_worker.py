@@ -60,10 +60,10 @@ class OutputWorker(PlannedWorker):
     def _take(self, work: ResultLoop[Message], first: Message | None = None) -> None:
         """This one, and what is here already."""
         if first is not None:
-            work.take(key_of(first), first)
+            work.submit(key_of(first), first)
         if (room := self._options.prefetch - self._plan.waiting) > 0:
             for message in self._consumer.receive_here(min(room, AT_ONCE)):
-                work.take(key_of(message), message)
+                work.submit(key_of(message), message)
         work.start()
 
     def _end(self, work: ResultLoop[Message]) -> None:

@@ -59,7 +59,7 @@ class WorkerPlaces(Protocol):
     def spares(self) -> int:
         """How many processes are ready for a name."""
 
-    def begin(self, name: str) -> PlacedWorker:
+    def start_worker(self, name: str) -> PlacedWorker:
         """A worker under this name. Raises SluiceError, TypeError, ValueError."""
 
     def is_ready(self) -> bool:
@@ -113,7 +113,7 @@ class ThreadWorker:
 
     def __init__(self, worker: HandlerWorker, version: str) -> None:
         self.worker, self.version = worker, version
-        self.worker.begin()
+        self.worker.start()
 
     def report(self) -> WorkerReport | None:
         return self.worker.report()
@@ -143,7 +143,7 @@ class ThreadPlaces:
         self._client, self._place, self._handler = client, place, handler
         self._options, self._version = options, version
 
-    def begin(self, name: str) -> PlacedWorker:
+    def start_worker(self, name: str) -> PlacedWorker:
         return ThreadWorker(new_worker(self._client, (*self._place, name), self._handler, self._options), self._version)
 
     def spares(self) -> int:

@@ -213,7 +213,7 @@ class Workers:
     def _keep(self) -> None:
         assert self._keeper is not None
         assert self._reporter is not None
-        self._reporter.begin()
+        self._reporter.start()
         failed = ""
         try:
             self._keeper.run()

@@ -83,7 +83,7 @@ class WorkerActor:
                     return NEVER_BEGUN
                 self._place, self._name = place, place[2]
                 self._worker = new_worker(self._client, place, self._handler, self._options)
-                self._worker.begin()
+                self._worker.start()
                 self._begun.set()
                 if self._stop_asked.is_set():
                     self._worker.stop()
@@ -168,7 +168,7 @@ class RayWorker:
             self._got(self._waiting)
         return self.introduce() is not None
 
-    def begin(self, place: Place) -> None:
+    def start(self, place: Place) -> None:
         """Let it be the worker of this name, now or as soon as Ray has placed it."""
         self.ended = self._actor.run.remote(place, self._epoch)
 
@@ -255,11 +255,11 @@ class RayPlaces:
         except (WorkerGone, Superseded):
             return 0
 
-    def begin(self, name: str) -> PlacedWorker:
+    def start_worker(self, name: str) -> PlacedWorker:
         """The spare one, if there is one, else a new one; and another spare."""
         try:
             worker = self._living_spare() or self._made()
-            worker.begin((*self._place, name))
+            worker.start((*self._place, name))
         except self._ray.exceptions.RayError as error:
             raise _plain(error) from None
         self._spare = None
@@ -298,7 +298,7 @@ class RayPlaces:
                 if not name or name in found:
                     worker.kill()
                     continue
-                worker.begin((*self._place, name))  # it has begun long ago: from here on its end is heard of
+                worker.start((*self._place, name))  # it has begun long ago: from here on its end is heard of
                 found[name] = worker
         return found
 

@@ -80,7 +80,7 @@ class PoolReporter:
         self._callbacks.on_wanted(wanted)
         return self._epoch
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Report from now on; claim first, if that was not done."""
         self._thread.start()
 

@@ -72,7 +72,7 @@ class ResultSteps(Protocol[T]):
 
 
 class ResultLoop(Generic[T]):
-    """Messages come by `take`."""
+    """Messages come by `submit`."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class ResultLoop(Generic[T]):
         """Tell whether the loop was stopped and has no message under way."""
         return self._stopping and not self._plan.running
 
-    def take(self, key: bytes, item: T) -> None:
+    def submit(self, key: bytes, item: T) -> None:
         """A message came."""
         with self._guard:
             if not self._stopping:

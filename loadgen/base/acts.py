@@ -89,7 +89,7 @@ class Reserve:
         self._path, self._rate, self._messages = path, rate, messages
         self._announced = rate
 
-    def look(self, left: int, needed_s: float, now: int) -> None:
+    def adjust(self, left: int, needed_s: float, now: int) -> None:
         """Change the pace if necessary. left: messages not sent yet; needed_s: seconds, 0 when none is needed.
 
         It is slowed again when only half of the time that is needed is left, so it never runs out before.

@@ -112,7 +112,7 @@ class FloodOptions:
         return FIRST_PART if self.in_acts and not self.rate else 0.0
 
     @classmethod
-    def of(cls, **values: Any) -> FloodOptions:
+    def from_values(cls, **values: Any) -> FloodOptions:
         """Options from loose values: True for restarts, text for paths and lists. Raises Invalid for what is wrong."""
         known = {f.name for f in fields(cls)}
         for name in values:

@@ -152,11 +152,11 @@ class Chaos:
             return
         if fault.kind in CONSUMER_KINDS:
             if self._done % (LOOK_EVERY if self._often else 1) == 0 and not fault.pressed:
-                self.look()
+                self.count_moves()
             self._done += not fault.pressed
             self.fleet.inject(fault, self._until(fault))
             if fault.pressed:
-                self.look()
+                self.count_moves()
             return
         deadline = time.monotonic() + FIND_S
         while True:
@@ -173,10 +173,10 @@ class Chaos:
                     return
             time.sleep(FIND_EVERY_S)
 
-    def look(self) -> None:
+    def count_moves(self) -> None:
         """Count the hashes that have moved since the last look."""
         with self._looking:
-            self.moves.look(self._client, self._topic, self._subscription)
+            self.moves.poll(self._client, self._topic, self._subscription)
 
     def _until(self, fault: Fault) -> Until | None:
         if fault.kind == HANG:
@@ -210,7 +210,7 @@ class Chaos:
         self._mending = []
         if self._machines is not None:
             self.troubles += self._machines.troubles
-        self.look()
+        self.count_moves()
 
     def close(self) -> None:
         """Let everything run again, whatever happened. Never raises."""
@@ -254,7 +254,7 @@ class Chaos:
         def note(who: str) -> None:
             self._note(fault, who, {})
 
-        self._episodes.append(self._machines.begin(fault, machines, note))
+        self._episodes.append(self._machines.inject(fault, machines, note))
 
     def _impair(self, fault: Fault) -> None:
         rows = self._processes.actors()

@@ -110,7 +110,7 @@ class FaultInjector:
             self.pending -= 1
 
     def _press_each(self) -> None:
-        self._chaos.look()  # from here on moves of hashes count, and who presses does not wait for it
+        self._chaos.count_moves()  # from here on moves of hashes count, and who presses does not wait for it
         while (fault := self._pressed.get()) is not None:
             self._inject(fault)
 

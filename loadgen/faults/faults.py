@@ -195,7 +195,7 @@ class Fleet:
         self.history: list[dict[str, Any]] = []
         self.passed_over: list[str] = []
 
-    def begin(self, consumers: int, spares: int, kept: int = 0) -> None:
+    def start(self, consumers: int, spares: int, kept: int = 0) -> None:
         """Start `consumers + spares` processes, and let the first `consumers` join when all of them are up.
 
         kept: so many spares are there from then on, for what is not planned (`keep_spares`).

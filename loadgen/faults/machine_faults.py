@@ -41,7 +41,7 @@ class MachineFaults:
         self.headless = False
         """Ray's head is away: nobody joins, and nothing is found by Ray."""
 
-    def begin(self, fault: Fault, machines: Sequence[str], note: Callable[[str], None]) -> MachineEpisode:
+    def inject(self, fault: Fault, machines: Sequence[str], note: Callable[[str], None]) -> MachineEpisode:
         """Break something, and tell `note` what, just before. machines: all addresses of the cluster.
 
         Raises LookupError if nothing can be broken now, Unavailable.

@@ -46,7 +46,7 @@ class Moves:
     by_cause: dict[str, int] = field(default_factory=dict)
     _seen: dict[tuple[int, int], int] = field(default_factory=dict)
 
-    def look(self, client: BrokerClient, topic: str, subscription: str) -> None:
+    def poll(self, client: BrokerClient, topic: str, subscription: str) -> None:
         """Count what is new. An owner that is just being replaced is asked the next time."""
         with contextlib.suppress(SluiceError):
             epochs = [int(row["epoch"]) for row in client.stats(topic, subscription)]

@@ -87,7 +87,7 @@ def flood_command(**values: Any) -> int:
     """
     from sluice.loadgen.report import report as pages
 
-    options = FloodOptions.of(**values)
+    options = FloodOptions.from_values(**values)
     if options.client == PULSAR:
         pulsar_client.check_installed()
     if options.input is None:
@@ -237,7 +237,7 @@ class Flood:
             breaker = FaultInjector(chaos, faults, lambda: sampler.latest, in_acts=options.in_acts)
             self._show_page(stack, breaker, chaos, publish)
             with self._phase("starting consumers", "consumers"):
-                fleet.begin(options.consumers, 0, READY_FOR_A_PERSON if self._page else 0)
+                fleet.start(options.consumers, 0, READY_FOR_A_PERSON if self._page else 0)
             with self._phase("starting Spark", "spark"):
                 spark = self._helpers.spark
                 job, total = self._source(spark, publish)
@@ -454,7 +454,7 @@ class Flood:
         if breaker.loaded.is_set():
             if self._reserve is None:
                 self._reserve = Reserve(job.pace, self._acts[-1].rate, total - first)
-            self._reserve.look(total - self._progress.sent, breaker.pending * PATIENCE_S, now)
+            self._reserve.adjust(total - self._progress.sent, breaker.pending * PATIENCE_S, now)
             return
         delivered = fleet.received - fleet.redelivered
         if not self._first_done and delivered >= first * _NEARLY:

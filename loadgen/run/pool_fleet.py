@@ -49,7 +49,7 @@ class PoolFleet(Fleet):
         self._size = 0
         self._known: dict[str, ConsumerProcess] = {}
 
-    def begin(self, consumers: int, spares: int, kept: int = 0) -> None:
+    def start(self, consumers: int, spares: int, kept: int = 0) -> None:
         """Start the pool, and wait until all its workers have joined."""
         from sluice import Workers
 

@@ -95,12 +95,12 @@ class SluiceDataSource(DataSource):  # type: ignore[misc]
         if overwrite:
             raise Invalid('a topic is not overwritten; use mode("append")')
         _check_columns(schema)
-        return SluiceWriter(_Target.of(self.options, WRITE))
+        return SluiceWriter(_Target.from_options(self.options, WRITE))
 
     def streamWriter(self, schema: Any, overwrite: bool) -> SluiceStreamWriter:  # noqa: N802 (Spark's name)
         """The sink of a streaming query."""
         _check_columns(schema)
-        return SluiceStreamWriter(_Target.of(self.options, SINK))
+        return SluiceStreamWriter(_Target.from_options(self.options, SINK))
 
     def reader(self, schema: Any) -> SluiceReader:
         """Return a reader of the columns of `schema`."""
@@ -111,18 +111,18 @@ class SluiceDataSource(DataSource):  # type: ignore[misc]
 
     def log_read(self) -> LogRead:
         """Return the read of the log that a batch makes, without its offsets. Raises Invalid."""
-        target = _Target.of(self.options, READ)
+        target = _Target.from_options(self.options, READ)
         most = number_of(self.options, READ, "maxMessagesPerTask")
-        return LogRead.of(self.options, target.topic, target.client, most)
+        return LogRead.from_options(self.options, target.topic, target.client, most)
 
     def streamReader(self, schema: Any) -> SluiceStreamReader | LogStreamReader:  # noqa: N802 (Spark's name)
         """The source of a streaming query: a subscription's consumer, or without one a reader of the log."""
         subscription, spool = given(self.options, "subscription"), given(self.options, "spool")
         use = CONSUMER if subscription or spool else STREAM
-        target = _Target.of(self.options, use)
+        target = _Target.from_options(self.options, use)
         limit = number_of(self.options, use, "maxMessagesPerTrigger")
         if use == STREAM:
-            log = LogRead.of(self.options, target.topic, target.client, limit)
+            log = LogRead.from_options(self.options, target.topic, target.client, limit)
             starts = parse_offsets(self.options, "startingOffsets", OPTIONS[STREAM]["startingOffsets"])
             fails = is_true(self.options, STREAM, "failOnDataLoss")
             return LogStreamReader(log, _arrow(schema), starts, limit, fail_on_data_loss=fails)
@@ -141,7 +141,7 @@ class _Target:
     producer: str
 
     @classmethod
-    def of(cls, options: Any, use: str) -> _Target:
+    def from_options(cls, options: Any, use: str) -> _Target:
         check_options(options, use)
         if not options.get("topic"):
             raise Invalid("the option 'topic' is missing")
@@ -348,7 +348,7 @@ class _Session:
             return
         if self._doubtful and self._nothing_left():
             self._doubtful = set()
-        self._spool.forget(done, keep=self._doubtful.union(*(files for files, _ in self._waiting)))
+        self._spool.delete_below(done, keep=self._doubtful.union(*(files for files, _ in self._waiting)))
         self._unsettled = set()
 
     def _nothing_left(self) -> bool:

@@ -73,7 +73,7 @@ class Spool:
             result[np.isin(places, held)] = number
         return result
 
-    def forget(self, below: int, keep: set[int]) -> None:
+    def delete_below(self, below: int, keep: set[int]) -> None:
         """Delete the files below a number, except those in `keep`."""
         done = [number for number in self._places if number < below and number not in keep]
         if not done and below <= self._floor:

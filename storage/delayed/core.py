@@ -60,7 +60,7 @@ class DelayedCore:
             raise Invalid(f"{positions.size} positions, {hashes.size} hashes and {deliver_at.size} times do not match")
         waits = which_wait(deliver_at, now, self.tick_ms)
         if not waits.all():
-            self.forget(positions[~waits])
+            self.untrack(positions[~waits])
             if not waits.any():
                 return waits, EMPTY
             positions, hashes, deliver_at = positions[waits], hashes[waits], deliver_at[waits]
@@ -72,7 +72,7 @@ class DelayedCore:
             entries = entries.take(stable_order(entries.positions))
         return waits, entries
 
-    def forget(self, positions: Positions) -> int:
+    def untrack(self, positions: Positions) -> int:
         """Track positions no more that nobody was given; returns how many were."""
         return self._forgot(int(np.count_nonzero(self.index.discard(positions))))
 
@@ -105,7 +105,7 @@ class DelayedCore:
             self.loose = tidy([*self.loose, run])
             self.reorder(run.bound())
 
-    def take(
+    def pop_due(
         self, limit: int, now: int, runs: Callable[[], list[SortedRun]] = list, horizon: Bound = END
     ) -> tuple[Positions, Hashes]:
         """Up to `limit` due entries in the order (deliver_at, position), untracked by this.
@@ -119,7 +119,7 @@ class DelayedCore:
         while missing > 0:
             if not len(self._ready) and not self._pull(runs, min((cutoff + 1, 0), horizon)):
                 break
-            part = self._ready.take(missing, cutoff)
+            part = self._ready.pop(missing, cutoff)
             if not len(part):
                 break
             known = self.index.discard(part.positions)

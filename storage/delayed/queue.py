@@ -239,7 +239,7 @@ class Ready:
         self.until = until
         return True
 
-    def take(self, limit: int, cutoff: int) -> Entries:
+    def pop(self, limit: int, cutoff: int) -> Entries:
         """Up to `limit` entries from the head, none due after `cutoff`."""
         due = int(np.searchsorted(self.run.times()[:limit], cutoff, "right"))
         part = self.run.advance(due)

@@ -77,7 +77,7 @@ class PayloadColumns(Protocol):
     def schema(self) -> pa.Schema:
         """Return the additional columns. No name is one of SCHEMA."""
 
-    def of(self, rows: pa.Table) -> tuple[list[pa.Array], int]:
+    def decode(self, rows: pa.Table) -> tuple[list[pa.Array], int]:
         """The columns for rows with SCHEMA, and how many payloads did not decode. Never raises for what they hold."""
 
 
@@ -133,7 +133,7 @@ class PartWriter:
         """The rows of runs with all columns."""
         rows = rows_of_runs(frames)
         if self._columns is not None:
-            more, undecoded = self._columns.of(rows)
+            more, undecoded = self._columns.decode(rows)
             self._undecoded += undecoded
             for field, column in zip(self._columns.schema, more, strict=True):
                 rows = rows.append_column(field, column)

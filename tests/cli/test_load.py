@@ -50,7 +50,7 @@ def test_real_input(cli: Cli, flood: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("command", ["flood", "chaos"])
 def test_the_live_page_is_asked_for(cli: Cli, flood: list[dict[str, Any]], command: str) -> None:
     assert cli(command, "--watch")[0] == 1
-    assert FloodOptions.of(**flood[0] | {"faults": None}).watch
+    assert FloodOptions.from_values(**flood[0] | {"faults": None}).watch
 
 
 @pytest.mark.parametrize(("given", "many", "pool"), [("ray", 4, True), ("ray:6", 6, True), ("6", 6, False)])
@@ -95,14 +95,14 @@ def test_chaos_may_freeze_an_s3_server_that_the_cluster_uses(
 
 def test_a_flood_may_keep_its_snapshots_in_s3(cli: Cli, flood: list[dict[str, Any]]) -> None:
     assert cli("flood", "--objects", "s3://bucket/prefix", "--s3-endpoint", "http://127.0.0.1:9000")[0] == 1
-    options = FloodOptions.of(**flood[0])
+    options = FloodOptions.from_values(**flood[0])
     assert (options.objects, options.s3_endpoint_url) == ("s3://bucket/prefix", "http://127.0.0.1:9000")
 
 
 def test_a_workload_gives_what_was_not_asked_for(cli: Cli, flood: list[dict[str, Any]]) -> None:
     assert cli("flood", "--workload", "joins", "--keys", "7", "--seed", "3")[0] == 1
     assert flood[0] == {"workload": "joins", "keys": 7, "seed": 3}
-    options = FloodOptions.of(**flood[0])
+    options = FloodOptions.from_values(**flood[0])
     assert (options.keys, options.partitions, options.receiver_queue_size) == (7, 1, 400)
 
 
@@ -172,7 +172,7 @@ def test_every_option_is_one_that_the_load_generator_knows(cli: Cli, monkeypatch
     seen: list[FloodOptions] = []
 
     def flood_command(**options: Any) -> int:
-        seen.append(FloodOptions.of(**options))
+        seen.append(FloodOptions.from_values(**options))
         return 0
 
     monkeypatch.setattr("sluice.loadgen.run.flood.flood_command", flood_command)

@@ -135,7 +135,7 @@ def test_both_engines_give_the_same_rows(
     options = {"dataDir": str(topic.folder), "history": "only"} | more
     for text in BOTH:
         by_spark = sql.query(text, ["t"], options)
-        by_duckdb = duck.query(text, ["t"], lambda name: LogRead.of(options, name, contextlib.nullcontext))
+        by_duckdb = duck.query(text, ["t"], lambda name: LogRead.from_options(options, name, contextlib.nullcontext))
         assert by_duckdb, text
         assert [list(row) for row in by_duckdb] == [list(row) for row in by_spark], text
         assert sorted(map(str, by_duckdb)) == sorted(map(str, by_spark)), text

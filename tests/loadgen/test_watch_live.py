@@ -100,7 +100,9 @@ def test_fault_pressed_in_the_browser_is_seen_in_the_ring(
 
     looking = threading.Thread(target=person, daemon=True)
     looking.start()
-    options = FloodOptions.of(minutes=15, rate=3_000, restarts=0, consumers=3, keys=2_000, receiver_queue_size=2_000)
+    options = FloodOptions.from_values(
+        minutes=15, rate=3_000, restarts=0, consumers=3, keys=2_000, receiver_queue_size=2_000
+    )
     report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext, page=Page(data_dir, announced.put))
     looking.join(60)
     assert told, "the browser is still looking"

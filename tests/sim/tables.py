@@ -18,7 +18,7 @@ class SimColumns:
 
     schema = pa.schema([pa.field("again", pa.binary())])
 
-    def of(self, rows: pa.Table) -> tuple[list[pa.Array], int]:
+    def decode(self, rows: pa.Table) -> tuple[list[pa.Array], int]:
         """See storage.history.part.PayloadColumns."""
         payloads = rows.column("payload").combine_chunks()
         digit = pc.match_substring_regex(payloads, "[0-9]$")

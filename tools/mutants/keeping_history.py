@@ -269,8 +269,8 @@ KEEPING_HISTORY: list[Mutant] = [
     Mutant(
         name="columns stand beside the rows of another row group",
         module="sluice.storage.history.part",
-        old="            more, undecoded = self._columns.of(rows)",
-        new="            more, undecoded = self._columns.of(rows.take(list(range(rows.num_rows))[::-1]))",
+        old="            more, undecoded = self._columns.decode(rows)",
+        new="            more, undecoded = self._columns.decode(rows.take(list(range(rows.num_rows))[::-1]))",
         world=HISTORY,
         seed=2,
     ),

@@ -112,8 +112,8 @@ SETTING_ASIDE: list[Mutant] = [
     Mutant(
         name="room that came free in the lot is not used",
         module="sluice.actors.key_shared.state.parking",
-        old="    back(core, *parked.take(mine))\n    parked.settle()\n",
-        new="    back(core, *parked.take(mine))\n",
+        old="    back(core, *parked.pop(mine))\n    parked.settle()\n",
+        new="    back(core, *parked.pop(mine))\n",
         world=PARKING,
         test=f"{_UNITS}::test_above_the_bytes_the_key_blocks_until_there_is_room",
     ),

@@ -79,7 +79,7 @@ class AssignmentHistory:
 
     # -- in objects -----------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Read what is in objects, and keep in objects what is too much for the record from now on."""
         self._begun = True
         self._changed()

@@ -135,7 +135,7 @@ class ChangedDelays:
         stale, self._stale = self._stale, []
         return stale
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Remove what earlier owners left, if there were any."""
         if not self._fresh:
             self._ports.spawn(self.remove_leftovers(), "delayed changes")

@@ -115,7 +115,7 @@ class DispatchLoop:
         where the topic ends, because nothing behind that can be done.
         """
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
-        while positions[-1] > self._reader.end and not await self._reader.look():
+        while positions[-1] > self._reader.end and not await self._reader.refresh_end():
             await wait.pause()
             if self._ownership.ended() or not self._sessions.is_open(session):
                 return
@@ -166,9 +166,9 @@ class DispatchLoop:
 
     # -- what goes out --------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Route whenever something changed, until the dispatcher ends."""
-        SignalTask(self._ports, self._wakeups.route, self._look, "route").begin()
+        SignalTask(self._ports, self._wakeups.route, self._look, "route").start()
 
     async def _look(self) -> int | None:
         """Something may go out. Returns in how many ms more may because its time has come, None for never."""

@@ -26,9 +26,9 @@ class DueMessages:
         self._cursor, self._sessions = context.cursor, context.sessions
         self._wakeups, self._ownership, self._reader = context.wakeups, context.ownership, reader
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Release whenever something is due, until the index has failed."""
-        SignalTask(self._ports, self._wakeups.due, self._release, "due").begin()
+        SignalTask(self._ports, self._wakeups.due, self._release, "due").start()
 
     async def _release(self) -> int | None:
         """What is due now. Returns in how many ms more is, None if nothing waits for its time."""
@@ -41,7 +41,7 @@ class DueMessages:
             due = tracker.next_due(now)
             room = self._core.due_room() if self._sessions.any() else 0
             ready = due is not None and due <= now and room > 0
-            positions, hashes = tracker.take(min(room, DUE_AT_ONCE), now) if ready else (NO_POSITIONS, NO_ROWS)
+            positions, hashes = tracker.pop_due(min(room, DUE_AT_ONCE), now) if ready else (NO_POSITIONS, NO_ROWS)
             if tracker.failed is not None:
                 self._ownership.end(str(tracker.failed))
                 break

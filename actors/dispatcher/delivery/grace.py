@@ -113,7 +113,7 @@ class ReconnectGrace:
                 base = base_of(request.incarnation)
                 return entry._replace(base=base, keeps_place=request.keep_place and not (living and entry == NEW))
             silent = await self._leases.silent([rival])
-            if silent and self._sessions.is_open(rival) and self._core.ring.of(rival.number) is not None:
+            if silent and self._sessions.is_open(rival) and self._core.ring.get(rival.number) is not None:
                 self._leases.retire(rival, succeeded=True)
                 return JoinAs(after=rival.number, base=base_of(request.incarnation), keeps_place=request.keep_place)
             living.add(rival.number)
@@ -197,7 +197,7 @@ class ReconnectGrace:
         ring = self._core.ring
         if not ring.keeps_places:
             return
-        place, now = ring.of(number), self._ports.clock.monotonic()
+        place, now = ring.get(number), self._ports.clock.monotonic()
         if place is not None and request.keep_place and not place.keeps_place:
             self._seconds = self._open(self._seconds) | {number}
         if place is not None and place.to:
@@ -221,7 +221,7 @@ class ReconnectGrace:
         itself: durably, before it gets any.
         """
         if number in self._seconds or number in self._offered:
-            place = self._core.ring.of(number)
+            place = self._core.ring.get(number)
             if place is not None:
                 if number in self._seconds:
                     place.keep_place()
@@ -239,7 +239,7 @@ class ReconnectGrace:
         if not self.keeps_places:
             raise Invalid("this subscription keeps no places to hand over: it needs grace_ms > 0")
         taken = any(place.name == request.to for place in self._live() if place.number != session.number)
-        if taken and request.to != session.name and self._core.ring.of(session.number) is not None:
+        if taken and request.to != session.name and self._core.ring.get(session.number) is not None:
             raise Conflict(f"consumer {request.to!r} has hashes of its own already; hand over before it attaches")
         self._offer(session.number, request.to)
         await self._store.barrier()
@@ -247,7 +247,7 @@ class ReconnectGrace:
     def _offer(self, number: int, to: str) -> None:
         ring = self._core.ring
         self._offered.discard(number)
-        place = ring.of(number)
+        place = ring.get(number)
         if place is not None:
             ring.offer(place, to)
         else:

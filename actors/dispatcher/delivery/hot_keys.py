@@ -82,7 +82,7 @@ class HotKeys:
         if self._gathered >= GROUP:
             self._count()
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Sample the messages that consumers hold; called from time to time."""
         now = self._ports.clock.monotonic()
         passed = now - self._looked
@@ -234,7 +234,7 @@ class HotKeyWatch:
         self._name = ""
         self.problem = ""
 
-    def look(self, *, paused: bool) -> None:
+    def check(self, *, paused: bool) -> None:
         """Look again; called every now and then. paused: nothing is sent at all, so no key is in the way."""
         found = None if paused else self._core.heaviest(FEWEST)
         if found is None or not self._is_held_back(found, self._ports.clock.now()):

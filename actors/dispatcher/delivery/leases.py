@@ -285,7 +285,7 @@ class Leases:
 
     def expect_members(self) -> None:
         """Send nothing before everybody of the record has come back, must have stopped, or has ended."""
-        self._membership.begin(self._ports.clock.monotonic())
+        self._membership.start(self._ports.clock.monotonic())
         for member in self._membership.all(LeaseState.AWAITED):
             self._forget_when_ended(member)
 

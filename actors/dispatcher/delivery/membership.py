@@ -153,7 +153,7 @@ class Membership:
         member.dismissed = True
         self._rows[member.incarnation] = member.row()
 
-    def begin(self, now: int) -> None:
+    def start(self, now: int) -> None:
         """The record is this owner's. From now on no session that an earlier owner extends can outlast the waiting."""
         for member in self.all(LeaseState.AWAITED):
             member.until = now + member.lease

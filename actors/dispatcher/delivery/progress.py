@@ -77,7 +77,7 @@ class ProgressReporter:
             if not self._state.known:
                 await self._ports.clock.sleep(RETRY_MS)
 
-    def look(self) -> None:
+    def schedule(self) -> None:
         """More is done, messages have come, or the topic has another owner: see soon whether there is something to do;
         more of it may come.
         """
@@ -90,7 +90,7 @@ class ProgressReporter:
         messages expire. has_all: whether all messages are done, as far as anybody knows.
         """
         logged, rest = "", PROGRESS_MS
-        store.on_saved(self.look)
+        store.on_saved(self.schedule)
         while True:
             if await self._news.wait(self._ports, rest, lambda: self._rest_longer(has_all)):
                 self._expected = False

@@ -113,7 +113,7 @@ class BacklogReader:
             self._rescans += self._tracker.take_rescans()
             room = self._room()
             if room <= 0:
-                self._reporter.look()
+                self._reporter.schedule()
                 await self._wakeups.read.wait(self._ports)
                 self._wakeups.read.clear()
                 continue
@@ -144,7 +144,7 @@ class BacklogReader:
             owner = await self._topic.owner()  # may take long; from here on the answer alone does
             if owner != self._owner:
                 self._owner = owner
-                self._reporter.look()
+                self._reporter.schedule()
             if generation != self.generation:
                 return True  # the room that was found, or the position, was another one's
             answered = await read()
@@ -276,7 +276,7 @@ class BacklogReader:
             self._cursor.chain(chain)
         self._reaches(reply.last_confirmed)
         if reply.runs:
-            self._reporter.look()
+            self._reporter.schedule()
         self.position, self.over = max(self.position, reply.resume), reply.ends
         self._core.reach(self.position - 1)
         self._wakeups.route.set()
@@ -327,7 +327,7 @@ class BacklogReader:
         self._backlog.pass_over(stretches, _kept_in(reply))
         return stretches
 
-    async def look(self) -> bool:
+    async def refresh_end(self) -> bool:
         """Ask where the topic ends now; False, and nothing is known anew, if it does not answer."""
         with contextlib.suppress(Unavailable, Fenced, NotFound):
             ends = await self._topic.ask(ReadEnds(), LOOK_TIMEOUT)
@@ -340,7 +340,7 @@ class BacklogReader:
     async def know_end(self) -> None:
         """Look where the topic ends, unless this waits there: then it hears of it, and of every ledger on the way."""
         if not self.reading or not self.end_known or self.position <= self.end:
-            await self.look()
+            await self.refresh_end()
 
     @property
     def at_end(self) -> bool:

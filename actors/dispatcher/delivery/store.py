@@ -149,7 +149,7 @@ class CursorStore:
         async with self._writing:
             await self._record.remove()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Write whenever something has changed, until the record is lost."""
         SignalTask(self._ports, self._dirty, self._keep, "keep")
 

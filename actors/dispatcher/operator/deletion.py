@@ -41,7 +41,7 @@ class UnusedWatch:
         """Whether it is not durable, and nobody on this partition has it, joins it, or may still hold messages."""
         return not self._state.settings.durable and not len(self._state.membership)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Look again and again, where there is anything to look for."""
         if not self._state.settings.durable and self._identity.partition == 0:
             self._ports.spawn(self._run(), "use")

@@ -39,7 +39,7 @@ class Inspection:
 
     async def backlog(self, request: FindBacklog) -> int:
         """See messages.BacklogFound. Raises Unavailable while the end of the topic is not known."""
-        if not await self._reader.look():  # it tells the cursor which ledgers there are
+        if not await self._reader.refresh_end():  # it tells the cursor which ledgers there are
             raise Unavailable(
                 f"how far partition {self._identity.partition} of {self._identity.topic!r} reaches is not known yet"
             )

@@ -55,7 +55,7 @@ class ParkedKeys:
 
     # -- whose messages they are ------------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def examine(self) -> None:
         """Something failed, or lies behind it: find out whose it is, unless that is being done."""
         if not self._working and self._core.parking.waits_for_reading:
             self._working = True

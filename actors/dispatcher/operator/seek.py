@@ -121,7 +121,7 @@ class Seeker:
 
         number: of an operator's request. Raises Conflict if a seek that was asked for later was carried out.
         """
-        await self._reader.look()
+        await self._reader.refresh_end()
         if number is not None:
             self._check_order(number, self._sought)
             if number < self._cleared[0]:

@@ -56,7 +56,7 @@ def _acknowledge(core: DispatchState, positions: Positions) -> tuple[Positions, 
     parking.forget(core, positions)
     window = core.window
     rows, done = window.locate(positions)
-    core.carried.forget(positions)
+    core.carried.discard(positions)
     unread = NO_POSITIONS
     if claiming := core.members.claiming():
         unread = np.unique(np.concatenate([member.unclaim(positions) for member in claiming]))

@@ -51,7 +51,7 @@ class CarriedRedeliveries:
         self.not_durable = len(rows.positions) - len(kept.positions)
         return kept
 
-    def take(self, positions: Positions) -> Redeliveries:
+    def pop(self, positions: Positions) -> Redeliveries:
         """The counts of these positions (ascending), which are carried no longer."""
         known = self._here(positions)
         found, self._rows = self._rows.pick(known), self._rows.pick(~known)
@@ -66,7 +66,7 @@ class CarriedRedeliveries:
         until = self._rows.until
         self._rows = self._rows._replace(until=np.where(until > 0, np.maximum(until + by, 1), 0))
 
-    def forget(self, positions: Positions) -> None:
+    def discard(self, positions: Positions) -> None:
         """These (ascending) are done."""
         if len(self):
             self._rows = self._rows.pick(~self._here(positions))

@@ -52,7 +52,7 @@ def claim(core: DispatchState, member: AttachedConsumer) -> None:
         core.move_waiting(rows[state == before], before, PENDING)
     hashes = window.hash[rows]
     slots = np.full(len(rows), member.slot, np.uint16)
-    core.sentinel.take(slots, hashes, window.position[rows], (window.flags[rows] & DUE) == 0)
+    core.sentinel.note_held(slots, hashes, window.position[rows], (window.flags[rows] & DUE) == 0)
     window.consumer[rows] = member.slot
     window.since[rows] = core.now
     window.flags[rows] |= DELIVERED | SENT

@@ -38,6 +38,6 @@ class Delays:
         self._groups = [(max(at + by, 1), number, positions) for at, number, positions in self._groups]
         heapq.heapify(self._groups)
 
-    def take(self, now: int) -> Positions | None:
+    def pop_due(self, now: int) -> Positions | None:
         """Positions to look at now, ascending; None: there are no more."""
         return heapq.heappop(self._groups)[2] if self._groups and self._groups[0][0] <= now else None

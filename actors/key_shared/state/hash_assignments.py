@@ -86,7 +86,7 @@ def _enter(
     """The member, why owners may change, and whether others may hold earlier messages of its hashes."""
     members, selector = core.members, core.selector
     if entry.into is not None:
-        kept, offered_to = core.kept.take(entry.into), members.at(entry.into).to
+        kept, offered_to = core.kept.pop(entry.into), members.at(entry.into).to
         member = members.add(entry.into, name, priority, now)
         member.offer_place("" if offered_to == name else offered_to)
         member.note("assigned", tuple(ranges_of(core.tables.owner, member.slot)), core.history.number)
@@ -245,7 +245,7 @@ class HashRangeAssignments:
         """The present and former consumers of all places, in the order of the ring."""
         return [self._core.members.at(slot) for slot, _ in self._core.selector.layout()]
 
-    def of(self, consumer: int) -> AttachedConsumer | None:
+    def get(self, consumer: int) -> AttachedConsumer | None:
         """The consumer of that number, if it has a place."""
         member = self._core.members.by_number.get(consumer)
         return member if member is not None and has_place(self._core, member.slot) else None

@@ -157,7 +157,7 @@ class StickyAssignments:
     def __contains__(self, slot: int) -> bool:
         return slot in self.by_slot
 
-    def take(self, slot: int) -> KeptPlace:
+    def pop(self, slot: int) -> KeptPlace:
         """A consumer is at this place again."""
         kept = self.by_slot.pop(slot)
         self.returned += not kept.restored

@@ -138,7 +138,7 @@ def recall(core: DispatchState, positions: Positions) -> None:
     if not len(core.carried):
         return
     window = core.window
-    found = core.carried.take(positions)
+    found = core.carried.pop(positions)
     if not len(found.positions):
         return
     rows = window.find(found.positions)
@@ -159,7 +159,7 @@ def recall(core: DispatchState, positions: Positions) -> None:
 def wake(core: DispatchState, now: int) -> None:
     """Rows whose delay is over wait to be sent from now on, unless they were given back again meanwhile."""
     window = core.window
-    while (positions := core.delays.take(now)) is not None:
+    while (positions := core.delays.pop_due(now)) is not None:
         rows = window.find(positions)
         rows = rows[window.state[rows] == WAITING]
         over = window.since[rows] <= now

@@ -273,7 +273,7 @@ class ParkedMessages:
         positions: Positions = table.position[rows[mine]]
         return positions
 
-    def take(self, positions: Positions) -> tuple[Positions, Hashes]:
+    def pop(self, positions: Positions) -> tuple[Positions, Hashes]:
         """Take these out, as far as they are here; returns them with their hashes, ascending."""
         table = self.table
         rows = table.find(positions)

@@ -123,7 +123,7 @@ def back(core: DispatchState, positions: Positions, hashes: Hashes, flags: int =
 def bring_back(core: DispatchState, positions: Positions) -> None:
     """Whatever of these is parked is in the window again: a consumer turned out to hold it."""
     if core.parked.live:
-        back(core, *core.parked.take(positions))
+        back(core, *core.parked.pop(positions))
 
 
 def forget(core: DispatchState, positions: Positions) -> None:
@@ -131,7 +131,7 @@ def forget(core: DispatchState, positions: Positions) -> None:
     parked = core.parked
     if not (parked.live or parked.keys):
         return
-    taken, _ = parked.take(positions)
+    taken, _ = parked.pop(positions)
     if len(taken):
         core.note_done_unsent()
     redrive(core, parked.numbers_failed_at(positions))
@@ -142,7 +142,7 @@ def forget_up_to(core: DispatchState, position: int | None) -> None:
     parked = core.parked
     rows = parked.table.rows_live()
     here = parked.table.position[rows]
-    parked.take(here if position is None else here[here <= position])
+    parked.pop(here if position is None else here[here <= position])
     redrive(core, [each.number for each in parked.keys.values() if position is None or each.failed <= position])
 
 
@@ -154,7 +154,7 @@ def redrive(core: DispatchState, numbers: Iterable[int]) -> int:
     mine = parked.positions_of(chosen)
     for number in chosen:
         parked.close_key(number)
-    back(core, *parked.take(mine))
+    back(core, *parked.pop(mine))
     parked.settle()
     return len(mine)
 
@@ -248,7 +248,7 @@ class Parking:
         parked.known(positions[mine], number[mine], sizes[mine])
         if not mine.all():
             parked.note_examined()
-            back(core, *parked.take(positions[~mine]), EXAMINED)
+            back(core, *parked.pop(positions[~mine]), EXAMINED)
 
     # -- what operators see and do ----------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class Repeated:
         self._gathered = 0
 
     def sent(self, hashes: HashIndex, positions: Positions, placed: Mask | None) -> Mask:
-        """Which of the messages that go out now may not; `take` follows."""
+        """Which of the messages that go out now may not; `note_sent` follows."""
         wrong: Mask = positions < self._next[hashes]
         if (positions < self._top[hashes]).any():
             self._count()
@@ -47,7 +47,7 @@ class Repeated:
         _raise(self._next, hashes, positions + 1)
         return wrong
 
-    def take(self, hashes: HashIndex, positions: Positions, placed: Mask | None) -> None:
+    def note_sent(self, hashes: HashIndex, positions: Positions, placed: Mask | None) -> None:
         """These are out."""
         self._note(hashes, positions, 1)
         if placed is not None:

@@ -69,7 +69,7 @@ class Sentinel:
         """
         if self._repeated is not None:
             self._check_repeated(hashes, positions, placed)
-        rows = self.take(slots, hashes, positions, placed)
+        rows = self.note_held(slots, hashes, positions, placed)
         back = (positions[1:] <= positions[:-1]) & (slots[1:] == slots[:-1])
         if first is not None:
             slots, hashes, positions, rows = slots[first], hashes[first], positions[first], rows[first]
@@ -102,7 +102,9 @@ class Sentinel:
                 f"message of its hash is out, or behind one ({int(np.count_nonzero(wrong))} messages)"
             )
 
-    def take(self, slots: Reduced, hashes: HashIndex, positions: Positions, placed: Mask | None = None) -> HashIndex:
+    def note_held(
+        self, slots: Reduced, hashes: HashIndex, positions: Positions, placed: Mask | None = None
+    ) -> HashIndex:
         """Messages are with these consumers from now on, sent now or held since before a change of owner. Returns the
         rows of their hashes.
         """
@@ -115,7 +117,7 @@ class Sentinel:
         wrong |= holder[rows] != slots
         np.add.at(held, rows, _ONE)
         if self._repeated is not None:
-            self._repeated.take(hashes, positions, placed)
+            self._repeated.note_sent(hashes, positions, placed)
         if np.count_nonzero(wrong):
             self.violations_holder += int(wrong.sum())
             at = int(wrong.argmax())

@@ -94,7 +94,7 @@ class TopicMaintenance:
         self._seen: tuple[object, ...] = ()
         self.marks: dict[str, int] = {}
         self.rejecting: dict[str, None] = {}
-        log.on_wake(self.look)
+        log.on_wake(self.wake)
 
     def restore(self) -> None:
         """Begin with the marks that the record knows."""
@@ -121,7 +121,7 @@ class TopicMaintenance:
         """Hand a request to its job; the work goes on behind the answer. Raises what the job raises."""
         job = next(job for job in self._make_jobs().jobs if job.request is type(request))
         reply: R = await job.ask(request)
-        self.look()
+        self.wake()
         return reply
 
     def statuses(self) -> dict[str, Reply]:
@@ -146,7 +146,7 @@ class TopicMaintenance:
 
     # -- rounds ------------------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """End the rest because of a change or a request, unless there is still nothing to do."""
         if not self._only_grows:
             self._woken.set()
@@ -313,7 +313,7 @@ class TopicMaintenance:
         self.rejecting.pop(name, None)
         if request.rejects_keyed_delay and not request.gone:
             self.rejecting[name] = None
-        self.look()
+        self.wake()
         if request.gone:
             self.marks.pop(name, None)
         else:
@@ -398,7 +398,7 @@ class TopicMaintenance:
         """
         self._log.lost_bookies[:] = lost  # one that came back after all is used again
         self._lost[:] = [*lost, *leaving]
-        self.look()
+        self.wake()
         for bookie in self._lost:
             self._log.bookie_lost(bookie)
         self._fill_not_before = 0

@@ -200,12 +200,12 @@ def test_a_heartbeat_counts_for_the_session_it_was_sent_for() -> None:
     async def scenario(world: World) -> None:
         ports = world.client("c")
         session = FakeSession(ports)
-        session.lease.begin(ports.clock.monotonic(), LEASE_MS)
+        session.lease.start(ports.clock.monotonic(), LEASE_MS)
         attached = ports.clock.monotonic()
         await world.loop.pause(1_000)
         sent = ports.clock.monotonic()
         session.place = ("p/new", 9)
-        session.lease.begin(attached, LEASE_MS)
+        session.lease.start(attached, LEASE_MS)
         session.beat.renewed("p/old", 7, sent, compares=True)
         assert session.lease.left() == (LEASE_MS, LEASE_MS - 1_000)
         session.beat.renewed("p/new", 9, sent, compares=True)
@@ -221,7 +221,7 @@ def test_a_lease_is_renewed_from_when_the_heartbeat_was_sent() -> None:
         ports = world.client("c")
         session = FakeSession(ports)
         sent = ports.clock.monotonic()
-        session.lease.begin(sent, LEASE_MS)
+        session.lease.start(sent, LEASE_MS)
         await world.loop.pause(LEASE_MS + 1_000)
         session.beat.renewed("p/old", 7, sent, compares=True)
         assert session.lease.over()
@@ -258,8 +258,8 @@ def test_places_that_were_refused_are_not_renewed() -> None:
         sessions = [FakeSession(ports) for _ in range(3)]
         for number, session in enumerate(sessions):
             session.place = (f"p/{number}", number + 1)
-            session.lease.begin(ports.clock.monotonic(), LEASE_MS)
-            session.beat.begin()
+            session.lease.start(ports.clock.monotonic(), LEASE_MS)
+            session.beat.start()
             session.beat.attached(LEASE_MS)
         await world.loop.pause(LEASE_MS // 4 + 50)
         lefts = [session.lease.left() for session in sessions]
@@ -287,13 +287,13 @@ def test_a_new_session_trusts_in_heartbeats_that_are_answered() -> None:
         def first_wait(place: str) -> int:
             session = FakeSession(ports)
             session.place = (place, 1)
-            session.lease.begin(ports.clock.monotonic(), LEASE_MS)
+            session.lease.start(ports.clock.monotonic(), LEASE_MS)
             session.beat.attached(LEASE_MS)
             return session.beat.poll.wait(unconfirmed=False)
 
         renewed = FakeSession(ports)
-        renewed.lease.begin(ports.clock.monotonic(), LEASE_MS)
-        renewed.beat.begin()
+        renewed.lease.start(ports.clock.monotonic(), LEASE_MS)
+        renewed.beat.start()
         renewed.beat.attached(LEASE_MS)
         assert first_wait("p/0") == SHORT_WAIT, "nothing is known of its process"
         await world.loop.pause(LEASE_MS // 4 + 50)

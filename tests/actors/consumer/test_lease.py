@@ -74,7 +74,7 @@ def test_a_lease_is_renewed_from_when_its_request_was_sent() -> None:
         watching = asyncio.ensure_future(lease.watch(on_over))
         await world.loop.pause(50)
         began = ports.clock.monotonic()
-        lease.begin(began, 100)
+        lease.start(began, 100)
         await world.loop.pause(90)
         lease.renew(began + 60)
         lease.renew(began + 20)  # its answer came later
@@ -84,7 +84,7 @@ def test_a_lease_is_renewed_from_when_its_request_was_sent() -> None:
         await world.loop.pause(20)
         assert ends == [161]
         assert not lease.over()
-        lease.begin(ports.clock.monotonic(), 100)
+        lease.start(ports.clock.monotonic(), 100)
         lease.close()
         await watching
         assert ends == [161]

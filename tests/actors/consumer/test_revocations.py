@@ -43,7 +43,7 @@ def test_a_revocation_that_never_came_is_made_up_for(carried_out: bool) -> None:
         assert revocations.forestall(7)[1] == (0 if carried_out else 2)
         while (again := backs.oldest(holding.positions())) is not None:
             backs.finish(again, confirmed=True)
-        revocations.begin()
+        revocations.reset()
         holding.add(part(20, 1))
         assert revocations.forestall(8)[1] == 0, "what an earlier session gave back is no matter any more"
 

@@ -100,8 +100,8 @@ class Consumer:
         self._of, self.session, self.turn, self.asks = of, session, 0, 0
         self.lease, self.poll = Lease(of.ports), LongPoll(of.ports)
         self.beat = SessionHeartbeat(of.ports, self.lease, self.poll, lambda: ("p/owner", self.session))
-        self.lease.begin(of.ports.clock.monotonic(), LEASE_MS)
-        self.beat.begin()
+        self.lease.start(of.ports.clock.monotonic(), LEASE_MS)
+        self.beat.start()
         self.beat.attached(LEASE_MS)
         of.world.background(self._ask_for_ever(), "polls")
 
@@ -196,7 +196,7 @@ def test_an_answer_that_comes_late_renews_no_other_session() -> None:
         await consumers.world.loop.pause(500)
         sent = consumers.ports.clock.monotonic()
         one.session = 77
-        one.lease.begin(begun, LEASE_MS)
+        one.lease.start(begun, LEASE_MS)
         one.poll.again()
         roster.renew(sent)
         assert one.lease.left() == (LEASE_MS, LEASE_MS - 500)

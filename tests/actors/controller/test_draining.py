@@ -49,7 +49,7 @@ class Parts:
 
     async def start(self) -> Parts:
         """Everything runs: two topics, and a bookie."""
-        await self.drainer.begin()
+        await self.drainer.resume()
         await self.supervisor.adopt()
         wanted: list[tuple[str, dict[str, Any]]] = [("topic", TOPIC), ("topic", OTHER), ("bookie", BOOKIE)]
         await self.supervisor.ensure_all([self.supervisor.want(kind, settings) for kind, settings in wanted])

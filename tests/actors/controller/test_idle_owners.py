@@ -201,7 +201,7 @@ def test_a_topic_that_is_made_again_is_woken_as_it_is_now(partitions: int) -> No
         for _ in range(60):
             await broker.quiet(1_000)
             assert await served(broker) in ([], [made])
-        broker.directory.forget(TOPIC)
+        broker.directory.invalidate(TOPIC)
         await broker.directory.topic(TOPIC, 0)
         assert await served(broker) == [made]
         await replaced(broker, broker.topic)

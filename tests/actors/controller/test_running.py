@@ -33,7 +33,7 @@ def test_entry_without_address_is_in_no_process() -> None:
 def test_forgotten_entry_is_found_nowhere() -> None:
     table, (first, second) = make("a/1", "a/2")
     table.was_idle(first, 5)
-    table.forget(first)
+    table.remove(first)
     table.was_idle(first, 6)  # the answer to a ping that was on its way
     assert table.all() == table.of_kind("topic") == list(table.inside("a")) == [second]
     assert (table.find(first.name), table.at("a/1"), table.idle(["topic"], 1)) == (None, None, [])

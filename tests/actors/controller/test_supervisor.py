@@ -300,7 +300,7 @@ def test_actor_deleted_during_its_ping_is_not_started() -> None:
         places.silent, entry.misses = True, MISSES - 1
         while entry.looking is None:
             await world.loop.pause(1)
-        supervisor.forget(entry)
+        supervisor.remove(entry)
         await world.loop.pause(60_000)
         assert (entry.restarts, supervisor.all()) == (0, [])
 

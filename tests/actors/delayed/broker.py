@@ -131,7 +131,7 @@ class Broker:
 
     def take(self, limit: int = 1000) -> list[int]:
         """Deliver what the tracker gives out."""
-        positions, hashes = self.tracker.take(limit, self.world.now)
+        positions, hashes = self.tracker.pop_due(limit, self.world.now)
         assert ((positions & 0xFFFF) == hashes).all()
         taken = cast(list[int], positions.tolist())
         self._deliver(taken)

@@ -60,7 +60,7 @@ class Crowd:
         assert next_due is None or next_due >= 0
 
     def take(self, _: int) -> None:
-        positions, _hashes = self.tracker.take(self.rng.randint(1, 30), self.world.now)
+        positions, _hashes = self.tracker.pop_due(self.rng.randint(1, 30), self.world.now)
         for place in positions.tolist():
             assert self.due[place] <= self.world.now
         self.taken += positions.tolist()

@@ -211,7 +211,7 @@ async def test_delivered_message_of_a_lost_bucket_stays_untracked() -> None:
     places = np.array(held, np.int64)
     times = np.array([log.due[place] for place in held], np.int64)
     core.add_loose(SortedRun(Entries(times, places, (places & 0xFFFF).astype(np.uint32))))
-    core.forget(places[:2])
+    core.untrack(places[:2])
     counted = broker.tracker.count()
     bucket_set.lose(bucket, Corrupt("damaged"))
     assert core.index.contains(places).tolist() == [False, False, True, True, True]

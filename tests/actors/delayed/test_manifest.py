@@ -140,7 +140,7 @@ async def test_there_is_no_record_before_it_is_needed() -> None:
 async def test_a_record_of_a_higher_epoch_that_came_meanwhile_fences() -> None:
     world = World()
     store = ManifestStore(Life(world).ports, KEY, 1)
-    assert store.begin() == Manifest(1)
+    assert store.create() == Manifest(1)
     world.records[KEY] = [encode_manifest(Manifest(3))]
     with pytest.raises(Fenced):
         await store.commit(Manifest(1))

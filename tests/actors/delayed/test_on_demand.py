@@ -66,13 +66,13 @@ async def test_the_first_delayed_message_makes_the_index(made: list[BucketTracke
     await tracker.start()
     await tracker.recovered()
     assert add(tracker, [0, TICK, -5]) == [False] * 3
-    assert (tracker.untrack(PLACES), tracker.take(5, 100)[0].tolist(), tracker.next_due(5)) == (0, [], None)
+    assert (tracker.untrack(PLACES), tracker.pop_due(5, 100)[0].tolist(), tracker.next_due(5)) == (0, [], None)
     tracker.trim(int(PLACES[1]))
     await tracker.clear()
     assert made == []
     assert add(tracker, [0, TICK + 1]) == [False, True]
     assert len(made) == 1
-    assert tracker.take(5, 1)[0].tolist() == [PLACES[1]]
+    assert tracker.pop_due(5, 1)[0].tolist() == [PLACES[1]]
     assert life.calls == []
     await life.end()
 
@@ -105,7 +105,7 @@ def look(tracker: DelayedTracker, now: int) -> list[object]:
 @simulated
 async def test_late_index_answers_like_one_from_the_start(steps: list[tuple[str, Any]]) -> None:
     now, life, other = 0, Life(World()), Life(World())
-    late, early = IndexOnDemand(own(life)), own(other).begin()
+    late, early = IndexOnDemand(own(life)), own(other).create()
     for what, value in steps:
         answers: list[object] = []
         now += value if what == "pass" else 0
@@ -115,7 +115,7 @@ async def test_late_index_answers_like_one_from_the_start(steps: list[tuple[str,
             elif what == "untrack":
                 answers.append(tracker.untrack(PLACES[value]))
             elif what == "take":
-                answers.append([column.tolist() for column in tracker.take(value, now)])
+                answers.append([column.tolist() for column in tracker.pop_due(value, now)])
             elif what == "trim":
                 tracker.trim(int(PLACES[0]) + value - 10)
             elif what == "clear":
@@ -150,7 +150,7 @@ async def test_its_buckets_are_stored_and_found_by_the_next_owner() -> None:
 async def test_delete_removes_buckets_of_an_older_owner() -> None:
     world, rule = World(), bucket_settings(min_count=4)
     life, older = Life(world), Life(world)
-    tracker, before = IndexOnDemand(own(life, rule)), own(older, rule, 1).begin()
+    tracker, before = IndexOnDemand(own(life, rule)), own(older, rule, 1).create()
     add(before, [1_000] * 6)
     add(before, [2_000], ledger=2)
     await world.settle()

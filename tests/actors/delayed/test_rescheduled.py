@@ -37,7 +37,7 @@ class Delays:
     def take(self, now: int, limit: int = 100) -> list[int]:
         """Take all due messages, with as many calls as needed."""
         taken: list[int] = []
-        while (places := self.tracker.take(limit, now)[0].tolist()) != []:
+        while (places := self.tracker.pop_due(limit, now)[0].tolist()) != []:
             taken += places
         return taken
 
@@ -136,8 +136,8 @@ def test_skipped_messages_in_the_index_delay_no_others() -> None:
     delays.read(1, 2, 3, 4, 5, due=100)
     delays.move(200, 5)
     delays.inner.untrack(np.array([1, 2], np.int64))
-    assert delays.tracker.take(2, 300)[0].tolist() == [3, 4]
-    assert delays.tracker.take(2, 300)[0].tolist() == [5]
+    assert delays.tracker.pop_due(2, 300)[0].tolist() == [3, 4]
+    assert delays.tracker.pop_due(2, 300)[0].tolist() == [5]
 
 
 async def test_trimming_and_clearing_forget() -> None:

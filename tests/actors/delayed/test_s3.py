@@ -122,7 +122,7 @@ class Setup:
         taken: list[int] = []
         while tracker.count():
             self.changed.clear()
-            positions, _ = tracker.take(10_000, self.clock.wall)
+            positions, _ = tracker.pop_due(10_000, self.clock.wall)
             taken += positions.tolist()
             if not positions.size and tracker.count():
                 await asyncio.wait_for(self.changed.wait(), PATIENCE)

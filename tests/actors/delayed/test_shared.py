@@ -63,7 +63,7 @@ class Subscription:
         new = [place for place in sorted(self.log.due) if place > self.read_to]
         self.read_to = max([self.read_to, *new])
         self.feed(new)
-        positions, hashes = self.view.take(1000, self.world.now)
+        positions, hashes = self.view.pop_due(1000, self.world.now)
         assert ((positions & 0xFFFF) == hashes).all()
         self.deliver(positions.tolist())
         for start, end in self.view.take_rescans():
@@ -103,7 +103,7 @@ async def own(life: Life, index: SharedIndex, epoch: int, rule: SubscriptionSett
     owner = IndexOwner(life.ports, index, "orders", 0)
     index.settings = rule
     index.want(None)
-    owner.begin(epoch, lambda: -1)
+    owner.enable(epoch, lambda: -1)
     await life.world.settle()
     return owner
 
@@ -366,7 +366,7 @@ async def test_an_owner_trims_what_every_subscription_has_passed() -> None:
     marks = {"one": -1, "two": -1, "away": -1}
     index.settings = bucket_settings(min_count=5)
     owner = IndexOwner(life.ports, index, "orders", 0)
-    owner.begin(1, lambda: min(marks.values()))
+    owner.enable(1, lambda: min(marks.values()))
     await world.settle()
     one.step()
     two.step()
@@ -455,7 +455,7 @@ def test_the_tick_of_one_makes_nothing_early_for_another(first: str) -> None:
     for view in views.values():
         assert view.add(place, place.astype(np.uint32), np.array([5_000]), 0).all()
     for view in views.values():
-        assert view.take(10, 4_999)[0].size == 0
+        assert view.pop_due(10, 4_999)[0].size == 0
     assert not views["early"].add(place, place.astype(np.uint32), np.array([5_000]), 4_000).any()
     assert views["strict"].add(place, place.astype(np.uint32), np.array([5_000]), 4_000).all()
-    assert [views[name].take(10, 5_000)[0].size for name in ("early", "strict")] == [0, 1]
+    assert [views[name].pop_due(10, 5_000)[0].size for name in ("early", "strict")] == [0, 1]

@@ -16,11 +16,11 @@ async def test_due_message_stays_due_when_the_clock_goes_back() -> None:
     log.publish(1, [10, 20, 30])
     (one,) = attached(index, world, log, "one")
     one.step()
-    taken, _ = one.view.take(1, 3_600_000)
+    taken, _ = one.view.pop_due(1, 3_600_000)
     assert taken.tolist() == [position(1, 0)]
     next_due = one.view.next_due(world.now)
     assert next_due is not None
     assert next_due <= world.now
-    taken, _ = one.view.take(10, world.now)
+    taken, _ = one.view.pop_due(10, world.now)
     assert taken.tolist() == [position(1, 1), position(1, 2)]
     assert one.view.next_due(world.now) is None

@@ -32,11 +32,11 @@ def test_an_overtaken_dispatcher_takes_nothing_from_a_newer_one() -> None:
     now = index.view("newer", lambda: None)
     due_at(index, now, 1)
     late = index.view("overtaken", lambda: None)
-    late.take(10, 100)
-    assert now.take(10, 100)[0].tolist() == [position(1, 1)]
+    late.pop_due(10, 100)
+    assert now.pop_due(10, 100)[0].tolist() == [position(1, 1)]
     index.leave("overtaken")
     due_at(index, now, 2)
-    assert now.take(10, 100)[0].tolist() == [position(1, 2)]
+    assert now.pop_due(10, 100)[0].tolist() == [position(1, 2)]
 
 
 def test_a_dispatcher_without_a_view_leaves_that_of_another() -> None:
@@ -45,7 +45,7 @@ def test_a_dispatcher_without_a_view_leaves_that_of_another() -> None:
     there = index.view("winner", lambda: None)
     index.leave("loser")
     due_at(index, there, 1)
-    assert there.take(10, 100)[0].tolist() == [position(1, 1)]
+    assert there.pop_due(10, 100)[0].tolist() == [position(1, 1)]
 
 
 def test_a_remade_subscription_has_a_view_beside_the_old_one() -> None:
@@ -54,14 +54,14 @@ def test_a_remade_subscription_has_a_view_beside_the_old_one() -> None:
     again = index.view("of the one made again", lambda: None)
     due_at(index, again, 1)
     index.leave("of the deleted one")
-    assert again.take(10, 100)[0].tolist() == [position(1, 1)]
+    assert again.pop_due(10, 100)[0].tolist() == [position(1, 1)]
     index.leave("of the one made again")
     assert not index.views
 
 
 def begun(life: Life, index: SharedIndex, epoch: int) -> IndexOwner:
     owner = IndexOwner(life.ports, index, "orders", 0)
-    owner.begin(epoch, lambda: -1)
+    owner.enable(epoch, lambda: -1)
     return owner
 
 
@@ -88,7 +88,7 @@ async def test_an_owner_that_comes_behind_the_view_opens_it() -> None:
     begun(life, index, 1)
     await view.recovered()
     assert isinstance(index.tracker, BucketTracker)
-    assert view.take(10, 100)[0].tolist() == [position(1, 1)]
+    assert view.pop_due(10, 100)[0].tolist() == [position(1, 1)]
     await life.end()
 
 
@@ -163,7 +163,7 @@ async def test_an_index_without_owner_and_readers_is_forgotten() -> None:
     await restored
     assert isinstance(index.tracker, BucketTracker)
     due_at(index, again, 1)
-    assert again.take(10, 100)[0].tolist() == [position(1, 1)]
+    assert again.pop_due(10, 100)[0].tolist() == [position(1, 1)]
     await later.end()
 
 
@@ -186,7 +186,7 @@ def test_a_dispatcher_that_failed_holds_no_view() -> None:
     """The process releases a failed dispatcher and does not call it any more. A view would keep the index untrimmed."""
 
     async def scenario(broker: Broker) -> None:
-        index = broker.shared.of(TOPIC, 0)
+        index = broker.shared.get_or_create(TOPIC, 0)
         await broker.join("c")
         failed = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
         assert isinstance(failed, Dispatcher)
@@ -201,7 +201,7 @@ def test_an_index_is_opened_again_where_its_topic_stays() -> None:
     """A subscription has come while the index was being deleted: the topic is not."""
 
     async def scenario(broker: Broker) -> None:
-        index = broker.shared.of(TOPIC, 0)
+        index = broker.shared.get_or_create(TOPIC, 0)
         topic = broker.world.process(broker.world.alive("topic-")[0]).actor
         assert isinstance(topic, Topic)
         index.view("reader", lambda: None)

@@ -72,8 +72,8 @@ async def test_fb_1_an_unreadable_manifest_means_memory() -> None:
     tracker = made[0]
     assert "scripted" in tracker.stats()["fallback"]
     assert add(tracker, [20_000]) == [True]
-    assert tracker.take(5, 19_999)[0].size == 0
-    assert tracker.take(5, 20_000)[0].size == 1
+    assert tracker.pop_due(5, 19_999)[0].size == 0
+    assert tracker.pop_due(5, 20_000)[0].size == 1
     assert world.objects == {}
     await life.end()
 
@@ -111,7 +111,7 @@ def test_im_1_fixed_delays_pause_reading() -> None:
     add(tracker, [1000], first=99)
     assert tracker.pause_reads(0)
     assert not tracker.pause_reads(10), "the first is due"
-    assert tracker.take(1000, 1000)[0].size == 100
+    assert tracker.pop_due(1000, 1000)[0].size == 100
     assert not tracker.pause_reads(0)
     add(tracker, [2000 + i for i in range(100)], first=200)
     assert tracker.pause_reads(0), "an emptied tracker starts anew"
@@ -138,7 +138,7 @@ async def test_im_4_close_with_messages_inside() -> None:
     add(tracker, [10])
     await tracker.close()
     assert add(tracker, [20], first=1) == [True]
-    assert tracker.take(5, 30)[0].size == 2
+    assert tracker.pop_due(5, 30)[0].size == 2
 
 
 def test_im_5_twice_counts_once() -> None:
@@ -146,7 +146,7 @@ def test_im_5_twice_counts_once() -> None:
     assert add(tracker, [10]) == [True]
     assert add(tracker, [10]) == [True]
     assert tracker.count() == 1
-    assert tracker.take(5, 10)[0].size == 1
+    assert tracker.pop_due(5, 10)[0].size == 1
 
 
 @simulated
@@ -159,7 +159,7 @@ async def test_memory_tracker_trims_clears_and_browses() -> None:
     tracker.trim(position(1, 1))
     assert tracker.count() == 2
     assert tracker.untrack(np.array([position(1, 3)])) == 1
-    assert tracker.take(9, 100)[0].tolist() == [position(1, 2)]
+    assert tracker.pop_due(9, 100)[0].tolist() == [position(1, 2)]
     add(tracker, [50], first=9)
     await tracker.clear()
     assert (tracker.count(), tracker.next_due(0), tracker.loaded()) == (0, None, 0)

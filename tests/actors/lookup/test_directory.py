@@ -231,7 +231,7 @@ def test_owners_are_known_by_name_and_by_address(steps: list[tuple[int, str, str
             known.replace(topic, subscription, {partition: address})
             table = {key: value for key, value in table.items() if key[:2] != name[:2]} | {name: address}
         elif do == 2:
-            known.forget(topic)
+            known.discard(topic)
             table = {key: value for key, value in table.items() if key[0] != topic}
         elif do == 3:
             known.forget_subscriptions(topic)
@@ -242,5 +242,5 @@ def test_owners_are_known_by_name_and_by_address(steps: list[tuple[int, str, str
         assert len(known) == len(table)
         for (topic, subscription, partition), value in table.items():
             assert known.get(topic, subscription, partition) == value
-            assert known.of(topic, subscription)[partition] == value
+            assert known.addresses(topic, subscription)[partition] == value
         assert not known.get(topic, subscription, 3)

@@ -74,7 +74,7 @@ async def test_listed_records_are_read_once_and_the_rest_never() -> None:
     meta = _Asked()
     await meta.create("quota/topic/a", 1, b"1")
     await meta.create("lifetime/topic/a", 1, b"2")
-    look = await MetaOfOneLook.begin(meta, ("quota/", "limits/"))
+    look = await MetaOfOneLook.scan(meta, ("quota/", "limits/"))
     await meta.create("quota/topic/late", 1, b"3")
     for _ in range(2):
         newest = await look.read("quota/topic/a")

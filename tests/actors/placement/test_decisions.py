@@ -66,7 +66,7 @@ def test_they_are_made_one_after_the_other() -> None:
 def test_one_is_taken_once() -> None:
     standby = Standby(TIMES)
     standby.add(x := waiting("x"))
-    assert (standby.take(x), standby.take(x)) == (True, False)
+    assert (standby.remove(x), standby.remove(x)) == (True, False)
 
 
 def test_standbys_on_lost_nodes_and_surplus_ones_are_found() -> None:
@@ -114,7 +114,7 @@ def test_a_process_met_again_keeps_what_was_started_in_it() -> None:
     placement.introduced("broker-0-x", Introduction("", "a", []))
     asked = placement.serving["broker-0"]
     placement.use_fallback("broker-1", asked)
-    placement.forget(asked, 0)
+    placement.mark_lost(asked, 0)
     placement.introduced("broker-0-x", Introduction("", "a", []))
     placement.introduced("broker-1-y", Introduction("", "b", []))
     placement.started("broker-1", asked)

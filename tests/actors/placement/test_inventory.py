@@ -101,7 +101,7 @@ def test_a_process_that_nobody_knows_is_found() -> None:
         await site.lose("bookie-0")
         address = await old[1].start("bookie", "z", BOOKIE)
         site.controller()
-        site.placement.begin(0)
+        site.placement.start(0)
         assert await site.places.start("bookie", "c", BOOKIE) == address
 
     async def idle(site: Site) -> None:

@@ -50,7 +50,7 @@ def test_the_topics_own_goes_first() -> None:
         assert await backlog(broker) == 2
         await broker.quiet(2 * LOOK_MS)
         assert await backlog(broker) == 2, "0 is that nothing expires"
-        await said.forget(SPACE)
+        await said.remove(SPACE)
         await said.change(of_topic(TOPIC), ttl_ms=None)
         await broker.quiet(2 * LOOK_MS)
         assert await backlog(broker) == 2

@@ -87,7 +87,7 @@ def test_a_topic_that_is_no_more_has_no_permissions() -> None:
         cache = PermissionCache(world.client("gateway"), Authorization())
         await cache.check(("till",), WISH)
         await forget_topic(meta, "orders")
-        await cache.look()
+        await cache.refresh()
         with pytest.raises(Forbidden):
             await cache.check(("till",), WISH)
 
@@ -107,7 +107,7 @@ def test_deleting_a_namespace_removes_grants_for_its_topics() -> None:
         for topic in topics:
             await cache.check(("till",), of_topic("produce", topic))
         await said.forget_space("sales/eu")
-        await cache.look()
+        await cache.refresh()
         with pytest.raises(Forbidden):
             await cache.check(("till",), of_topic("produce", topics[0]))
         for topic in topics[1:]:
@@ -144,7 +144,7 @@ def test_a_removal_that_ended_halfway_is_told_at_last(what: str) -> None:
             await remove()
         world.meta.trouble.refused.clear()
         await remove()
-        await cache.look()
+        await cache.refresh()
         with pytest.raises(Forbidden):
             await cache.check(("till",), wish)
 
@@ -179,7 +179,7 @@ def test_a_change_is_seen_at_the_next_look(missed: int) -> None:
         for number in range(missed - 1):
             await tell_changed(meta, f"permission/topic/{number}")
         assert await cache.still(("till",), WISH), "nothing was looked at yet"
-        await cache.look()
+        await cache.refresh()
         assert not await cache.still(("till",), WISH)
         with pytest.raises(Forbidden):
             await cache.check(("till",), WISH)
@@ -279,11 +279,11 @@ def test_a_damaged_record_of_changes_keeps_nobody_out() -> None:
         await cache.check(("till",), WISH)
         await revise(meta, PERMISSIONS + SPACE, lambda _: msgspec.json.encode(Grants({"shop": ["produce"]})), "it is")
         await revise(meta, CHANGES, lambda _: b"?", "they are")
-        await cache.look()
+        await cache.refresh()
         await cache.check(("shop",), WISH)
         assert not await cache.still(("till",), WISH)
         await said.revoke(SPACE, "shop")
-        await cache.look()
+        await cache.refresh()
         assert not await cache.still(("shop",), WISH)
 
     World(1).play(scenario)

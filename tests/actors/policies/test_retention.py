@@ -92,7 +92,7 @@ def test_an_owner_keeps_what_was_seen_as_long_as_is_said() -> None:
         assert begins < last
         await world.loop.pause(2 * LOOK_MS)
         assert await first_ledger(cluster, world) == begins
-        await said.forget(of_topic("t"))
+        await said.remove(of_topic("t"))
         await world.loop.pause(2 * LOOK_MS)
         assert await first_ledger(cluster, world) > begins
 
@@ -121,7 +121,7 @@ def test_changed_retention_holds_within_a_minute(phase: int) -> None:
         with ports.process.of(IdleWaker).rest(ports, look, told=True):
             await world.loop.pause(200_000 + phase)
             begins = await first_ledger(cluster, world)
-            await said.forget(of_topic("t"))
+            await said.remove(of_topic("t"))
             await world.loop.pause(40_000)
             await tell(9)
             await world.loop.pause(LOOK_MS - 40_000 + 1_000)

@@ -22,7 +22,7 @@ async def made_again(broker: Broker) -> None:
 
 async def opened(broker: Broker, incarnation: str, topic_epoch: int | None = None) -> int:
     """A producer of one name gets the topic to itself; the epoch that it is told."""
-    broker.directory.forget(TOPIC)
+    broker.directory.invalidate(TOPIC)
     entrance = Entrance(broker.ports.me, "exclusive", topic_epoch)
     producer = PartitionProducer(
         broker.ports, broker.directory, ProducerConfig(TOPIC, 0, "p", incarnation, entrance=entrance)
@@ -51,7 +51,7 @@ def test_in_a_topic_that_was_deleted_and_made_again() -> None:
         await made_again(broker)
         await publish(broker, "c")
         await publish(broker, "d")
-        broker.directory.forget(TOPIC)
+        broker.directory.invalidate(TOPIC)
         later = await broker.join("later")
         await broker.until(lambda: later.came() == ["c", "d"])
 

@@ -181,7 +181,7 @@ def test_a_right_is_revoked_among_very_many_changes(monkeypatch: pytest.MonkeyPa
             assert await refused(writer, "lookup", topic=f"sales/eu/other-{number}")
         cache = gateway_of(clients).access.permissions
         assert cache is not None
-        monkeypatch.setattr(cache, "look", looks_later := Later(cache.look))
+        monkeypatch.setattr(cache, "refresh", looks_later := Later(cache.refresh))
         await said.revoke(TOPIC, "writer")
         for number in range(MOST_CHANGES):
             await said.grant(of_topic("another"), f"role-{number}", ["consume"])

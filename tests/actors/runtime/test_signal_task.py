@@ -51,8 +51,8 @@ def test_each_signal_is_followed_by_a_step_that_sees_it() -> None:
 def test_a_step_that_said_when_is_called_again_without_a_signal() -> None:
     async def scenario(world: World) -> None:
         worked = Worked(world, 100, 100, None)
-        worked.work.begin()
-        worked.work.begin()
+        worked.work.start()
+        worked.work.start()
         await world.loop.pause(130)
         worked.signal.set()  # sooner than it said
         await world.loop.pause(1_000)

@@ -55,7 +55,7 @@ def test_a_namespace_that_is_half_removed_can_be_removed_again(tool: Tool, monke
     assert tool.ask("PUT", "/admin/v2/tenants/half").status == 204
     assert tool.ask("PUT", half).status == 204
     assert tool.ask("POST", f"{half}/messageTTL", 60).status == 204
-    for kept, forget in ((Lifetimes, "forget"), (Permissions, "forget_space")):
+    for kept, forget in ((Lifetimes, "remove"), (Permissions, "forget_space")):
         with monkeypatch.context() as patched:
             patched.setattr(kept, forget, away)
             assert tool.ask("DELETE", half).status == 503

@@ -31,7 +31,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 async def test_each_sync_of_a_slow_disk_takes_longer(tmp_path: Path, slept: list[float]) -> None:
     disk = FileDisk(tmp_path)
     await disk.append("log", [b"before"], sync=True)
-    IMPAIRMENTS.begin(SLOW_DISK, 200, LONG_S)
+    IMPAIRMENTS.start(SLOW_DISK, 200, LONG_S)
     await disk.append("log", [b"not synced"], sync=False)
     await disk.append("log", [b"synced"], sync=True)
     await disk.rewrite("log", 0, b"BEFORE")
@@ -49,7 +49,7 @@ async def test_a_clock_leaps_for_who_looks_at_the_wall_clock(monkeypatch: pytest
     clock = RealClock()
     try:
         for leap in (60_000, -3_600_000):
-            IMPAIRMENTS.begin(CLOCK_JUMP, leap, LONG_S)
+            IMPAIRMENTS.start(CLOCK_JUMP, leap, LONG_S)
             assert (clock.now(), clock.monotonic()) == (5_000 + leap, 7_000)
             assert IMPAIRMENTS.felt[CLOCK_JUMP] == 1
     finally:
@@ -59,12 +59,12 @@ async def test_a_clock_leaps_for_who_looks_at_the_wall_clock(monkeypatch: pytest
 
 async def test_it_is_over_by_itself_and_the_newest_counts(slept: list[float]) -> None:
     mine = Impairments()
-    mine.begin(SLOW_DISK, 100, 0.0)
-    mine.begin(SLOW_DISK, 300, LONG_S)
+    mine.start(SLOW_DISK, 100, 0.0)
+    mine.start(SLOW_DISK, 300, LONG_S)
     await asyncio.sleep(0.01)
     mine.before_sync()
     assert slept == [0.3], "the timer of the first one has not ended the second"
-    mine.begin(SLOW_DISK, 300, 0.0)
+    mine.start(SLOW_DISK, 300, 0.0)
     await asyncio.sleep(0.01)
     mine.before_sync()
     assert len(slept) == 1
@@ -74,7 +74,7 @@ async def test_it_is_over_by_itself_and_the_newest_counts(slept: list[float]) ->
 async def test_every_kind_that_a_chaos_run_asks_for_is_known() -> None:
     mine = Impairments()
     for kind in IMPAIRMENT_KINDS:
-        mine.begin(kind, 1, LONG_S)
+        mine.start(kind, 1, LONG_S)
         mine.end(kind)
     with pytest.raises(Invalid, match="'fire'"):
-        mine.begin("fire", 1, 1.0)
+        mine.start("fire", 1, 1.0)

@@ -80,7 +80,7 @@ def test_a_machine_that_was_suspended_has_leases_over(monkeypatch: pytest.Monkey
     monkeypatch.setattr("sluice.cluster.base.real.time.clock_gettime_ns", read)
     monkeypatch.setattr("sluice.cluster.base.real.time.monotonic_ns", lambda: read(time.CLOCK_MONOTONIC))
     lease = Lease(cast(Ports, SimpleNamespace(clock=RealClock())))
-    lease.begin(RealClock().monotonic(), 30_000)
+    lease.start(RealClock().monotonic(), 30_000)
     assert not lease.over()
     suspended = 3_600_000
     assert lease.over()

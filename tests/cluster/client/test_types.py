@@ -140,7 +140,7 @@ def test_every_public_name_can_be_imported() -> None:
 def test_inner_names_are_not_shown(client: Client) -> None:
     consumer = client.subscribe("orders", "s", initial_position="earliest")
     producer = client.create_producer("orders")
-    inner = {"look", "wake", "taking_back", "received", "abandon", "owners", "batch", "row", "inner"}
+    inner = {"visit", "wake", "taking_back", "received", "abandon", "owners", "batch", "row", "inner"}
     sent = producer.send(b"paid", partition_key="k")
     message = consumer.receive(PATIENCE_MS)
     for shown in (client, consumer, producer, message):

@@ -43,10 +43,10 @@ async def test_a_new_key_counts_and_the_old_one_does_not(tmp_path: Path) -> None
     file = written(tmp_path / "token.key", old)
     known = RenewedAuthentication({"pulsar_token_key_file": str(file)})
     assert known.authenticate is not None
-    await known.look()
+    await known.refresh()
     assert (await known.authenticate("token", token(old))).roles == ("till",)
     written(file, new)
-    await known.look()
+    await known.refresh()
     assert (await known.authenticate("token", token(new))).roles == ("till",)
     with pytest.raises(Rejected):
         await known.authenticate("token", token(old))
@@ -64,12 +64,12 @@ async def test_a_bad_file_leaves_the_old_one_in_force(tmp_path: Path, damage: st
         written(file, secrets.token_bytes(32)).chmod(0o644)
     else:
         file.unlink()
-    await known.look()
+    await known.refresh()
     assert known.problem.endswith("; what was there before is used further")
     assert str(file) in known.problem
     assert (await known.authenticate("token", token(key))).roles == ("till",)
     written(file, key)
-    await known.look()
+    await known.refresh()
     assert known.problem == ""
 
 
@@ -78,7 +78,7 @@ async def test_files_that_do_not_change_are_not_read(tmp_path: Path) -> None:
     file = written(tmp_path / "x", b"x")
     renewed = Renewed([str(file)], lambda: made.append(1))
     for _ in range(3):
-        await renewed.look()
+        await renewed.refresh()
     assert len(made) == 1
     with pytest.raises(Invalid):
         Renewed([], lambda: RenewedAuthentication({"pulsar_token_key_file": str(tmp_path / "none")}))

@@ -30,7 +30,7 @@ def topic(tmp_path: Path) -> Iterator[OffloadedTopic]:
 def asked(topic: OffloadedTopic, text: str, connect: Any = None, **options: str) -> list[dict[str, Any]]:
     """The rows of an answer; the options are those of a read."""
     given = {"dataDir": str(topic.folder)} | options
-    return sql.query(text, ["t"], lambda name: LogRead.of(given, name, connect or topic.connected))
+    return sql.query(text, ["t"], lambda name: LogRead.from_options(given, name, connect or topic.connected))
 
 
 def numbers(topic: OffloadedTopic, **options: Any) -> list[int]:
@@ -176,7 +176,7 @@ def test_times_in_milliseconds_are_read_as_the_others(tmp_path: Path) -> None:
             "SELECT cast(cast(payload AS string) AS int) AS number, unix_millis(publish_time) AS published, "
             f"unix_millis(deliver_at) AS due FROM orders {where}"
         )
-        rows = sql.query(text, ["orders"], lambda name: LogRead.of(options, name, unreachable))
+        rows = sql.query(text, ["orders"], lambda name: LogRead.from_options(options, name, unreachable))
         return [(row["number"], row["published"], row["due"]) for row in rows]
 
     found = answer("")

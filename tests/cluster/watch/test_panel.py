@@ -127,7 +127,7 @@ async def test_unknown_fault_is_refused_in_one_line(load: Load, tmp_path: Path, 
 
 
 async def test_admin_interface_alone_can_break_nothing(load: Load, tmp_path: Path) -> None:
-    base, headers = Admin(tmp_path).look()
+    base, headers = Admin(tmp_path).locate()
     async with aiohttp.ClientSession() as session:
         for method in ("GET", "POST"):
             async with session.request(method, base + "/watch/faults", headers=headers) as answer:
@@ -187,7 +187,7 @@ async def test_a_button_pressed_by_keyboard_changes_the_ring(load: Load, tmp_pat
 
 @needs_browser
 async def test_without_a_load_there_are_no_buttons(load: Load, tmp_path: Path) -> None:
-    base, _ = Admin(tmp_path).look()
+    base, _ = Admin(tmp_path).locate()
     async with browser(tmp_path / "profile") as page:
         await page.open(f"{base}/watch?topic=orders&subscription=billing#token={SECRET}")
         await page.until("document.querySelector('#state').textContent === 'live'")

@@ -14,7 +14,7 @@ def stats(count: int, epoch: int = 1) -> dict[str, Any]:
 def seen(*rounds: list[dict[str, Any] | None]) -> list[float]:
     """The rate after each round, a second apart."""
     rates = OwnerRates({"delivered": "msgOutCounter"})
-    return [rates.of(1000 * at, owners)["delivered"] for at, owners in enumerate(rounds, 1)]
+    return [rates.update(1000 * at, owners)["delivered"] for at, owners in enumerate(rounds, 1)]
 
 
 def test_the_rise_of_all_owners_is_added_up() -> None:

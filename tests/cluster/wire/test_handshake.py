@@ -36,21 +36,21 @@ def frame(pieces: list[Buffer]) -> WireFrame:
 
 def test_both_have_the_key() -> None:
     caller, greeter = Caller(KEY, "broker-1"), Greeter(KEY, "broker-1")
-    challenge = greeter.take(frame(caller.hello()))
-    proof = caller.take(frame(challenge))
+    challenge = greeter.receive_frame(frame(caller.hello()))
+    proof = caller.receive_frame(frame(challenge))
     assert (caller.done, greeter.done) == (False, False)
-    welcome = greeter.take(frame(proof))
+    welcome = greeter.receive_frame(frame(proof))
     assert (caller.done, greeter.done) == (False, True)
-    assert caller.take(frame(welcome)) == []
+    assert caller.receive_frame(frame(welcome)) == []
     assert (caller.done, greeter.done) == (True, True)
 
 
 def test_nothing_that_is_said_holds_the_key() -> None:
     caller, greeter = Caller(KEY, "broker-1"), Greeter(KEY, "broker-1")
     said = [caller.hello()]
-    said.append(greeter.take(frame(said[-1])))
-    said.append(caller.take(frame(said[-1])))
-    said.append(greeter.take(frame(said[-1])))
+    said.append(greeter.receive_frame(frame(said[-1])))
+    said.append(caller.receive_frame(frame(said[-1])))
+    said.append(greeter.receive_frame(frame(said[-1])))
     assert all(KEY not in b"".join(pieces) for pieces in said)
 
 
@@ -67,7 +67,11 @@ def test_both_speak_the_newest_version_that_both_know(mine: Versions, theirs: Ve
     """During an upgrade, machine by machine, either side may be the newer one."""
     for one, other in ((mine, theirs), (theirs, mine)):
         caller, greeter = Caller(KEY, "broker-1", one), Greeter(KEY, "broker-1", other)
-        caller.take(frame(greeter.take(frame(caller.take(frame(greeter.take(frame(caller.hello()))))))))
+        caller.receive_frame(
+            frame(
+                greeter.receive_frame(frame(caller.receive_frame(frame(greeter.receive_frame(frame(caller.hello()))))))
+            )
+        )
         assert caller.version == greeter.version == agreed
 
 
@@ -76,9 +80,9 @@ def test_two_that_have_no_version_in_common_say_both() -> None:
     for mine, theirs in ((Versions(1, 1), Versions(2, 3)), (Versions(2, 3), Versions(1, 1))):
         caller, greeter = Caller(KEY, "broker-1", mine), Greeter(KEY, "broker-1", theirs)
         with pytest.raises(HandshakeRefused) as refused:
-            greeter.take(frame(caller.hello()))
+            greeter.receive_frame(frame(caller.hello()))
         with pytest.raises(HandshakeRefused) as told:
-            caller.take(frame(refusal(str(refused.value))))
+            caller.receive_frame(frame(refusal(str(refused.value))))
         assert str(told.value).count("\n") == 0
         assert "version 1 " in str(told.value).replace(":", " ")
         assert "versions 2 to 3" in str(told.value)
@@ -89,24 +93,24 @@ def test_one_that_says_no_version_is_of_the_first_one() -> None:
     caller, greeter = Caller(KEY, "broker-1"), Greeter(KEY, "broker-1", Versions(1, 2))
     hello = msgspec.msgpack.decode(frame(caller.hello()).head)
     del hello["versions"]
-    greeter.take(frame(frames.encode(HELLO, 0, b"", msgspec.msgpack.encode(hello))))
+    greeter.receive_frame(frame(frames.encode(HELLO, 0, b"", msgspec.msgpack.encode(hello))))
     assert greeter.version == 1
 
 
 def test_a_caller_without_the_key_is_refused() -> None:
     caller, greeter = Caller(b"guessed", "broker-1"), Greeter(KEY, "broker-1")
-    proof = caller.take(frame(greeter.take(frame(caller.hello()))))
+    proof = caller.receive_frame(frame(greeter.receive_frame(frame(caller.hello()))))
     with pytest.raises(HandshakeRefused, match="does not have this cluster's token"):
-        greeter.take(frame(proof))
+        greeter.receive_frame(frame(proof))
     assert not greeter.done
 
 
 def test_a_listener_without_the_key_is_not_believed() -> None:
     caller, greeter = Caller(KEY, "broker-1"), Greeter(b"guessed", "broker-1")
-    caller.take(frame(greeter.take(frame(caller.hello()))))
+    caller.receive_frame(frame(greeter.receive_frame(frame(caller.hello()))))
     forged = frames.encode(WELCOME, 0, b"", b"\x81\xa5proof\xc4\x20" + bytes(32))
     with pytest.raises(HandshakeRefused, match="does not have this cluster's token"):
-        caller.take(frame(forged))
+        caller.receive_frame(frame(forged))
     assert not caller.done
 
 
@@ -115,19 +119,19 @@ def test_what_a_caller_says_cannot_be_sent_back_to_it() -> None:
     caller = Caller(KEY, "broker-1")
     hello = frame(caller.hello())
     mirrored = WireFrame(CHALLENGE, 0, b"", hello.head, [])
-    proof = frame(caller.take(mirrored))
+    proof = frame(caller.receive_frame(mirrored))
     with pytest.raises(HandshakeRefused):
-        caller.take(WireFrame(WELCOME, 0, b"", proof.head, []))
+        caller.receive_frame(WireFrame(WELCOME, 0, b"", proof.head, []))
 
 
 def test_a_recorded_conversation_opens_nothing() -> None:
     caller, greeter = Caller(KEY, "broker-1"), Greeter(KEY, "broker-1")
     hello = frame(caller.hello())
-    proof = frame(caller.take(frame(greeter.take(hello))))
+    proof = frame(caller.receive_frame(frame(greeter.receive_frame(hello))))
     again = Greeter(KEY, "broker-1")
-    again.take(hello)
+    again.receive_frame(hello)
     with pytest.raises(HandshakeRefused):
-        again.take(proof)
+        again.receive_frame(proof)
 
 
 def test_a_proof_for_one_process_is_none_for_another() -> None:
@@ -140,10 +144,10 @@ def test_a_proof_for_one_process_is_none_for_another() -> None:
 def test_who_wants_another_process_is_told_that_it_is_not_here() -> None:
     caller, greeter = Caller(KEY, "broker-1"), Greeter(KEY, "broker-2")
     with pytest.raises(HandshakeRefused) as refused:
-        greeter.take(frame(caller.hello()))
+        greeter.receive_frame(frame(caller.hello()))
     assert refused.value.elsewhere
     with pytest.raises(HandshakeRefused) as told:
-        caller.take(frame(refusal(str(refused.value), elsewhere=True)))
+        caller.receive_frame(frame(refusal(str(refused.value), elsewhere=True)))
     assert told.value.elsewhere
 
 
@@ -157,7 +161,7 @@ def test_no_made_up_greeting_opens_a_door(said: list[tuple[int, bytes]], listeni
     side: Caller | Greeter = Greeter(KEY, "broker-1") if listening else Caller(KEY, "broker-1")
     for kind, head in said:
         try:
-            side.take(WireFrame(kind, 0, b"", head, []))
+            side.receive_frame(WireFrame(kind, 0, b"", head, []))
         except (MalformedFrame, HandshakeRefused):
             break
     assert not side.done
@@ -170,10 +174,12 @@ def test_frames_out_of_turn_open_no_door(order: list[int]) -> None:
     greeter = Greeter(KEY, "broker-1")
     stranger = Caller(b"guessed", "broker-1")
     heads = {HELLO: frame(stranger.hello()).head}
-    heads[PROOF] = frame(stranger.take(frame(Greeter(b"x", "broker-1").take(frame(stranger.hello()))))).head
+    heads[PROOF] = frame(
+        stranger.receive_frame(frame(Greeter(b"x", "broker-1").receive_frame(frame(stranger.hello()))))
+    ).head
     for kind in order:
         try:
-            greeter.take(WireFrame(kind, 0, b"", heads.get(kind, b""), []))
+            greeter.receive_frame(WireFrame(kind, 0, b"", heads.get(kind, b""), []))
         except (MalformedFrame, HandshakeRefused):
             break
     assert not greeter.done

@@ -28,7 +28,7 @@ ROWS = np.random.default_rng(7).bytes(200_000)
 
 
 def share(data: bytes = ROWS) -> SharedPayload:
-    made = SharedPayload.of(data)
+    made = SharedPayload.create(data)
     assert made is not None
     return made
 
@@ -134,12 +134,12 @@ def test_what_came_is_passed_on_without_a_copy() -> None:
 def test_where_descriptors_run_short_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     first = share()
     monkeypatch.setattr(payloads, "_most_open", lambda: SharedPayload.open)
-    assert SharedPayload.of(ROWS) is None
+    assert SharedPayload.create(ROWS) is None
     del first
 
 
 def test_parts_become_one() -> None:
-    made = SharedPayload.of(ROWS[:1000], b"", memoryview(ROWS)[1000:])
+    made = SharedPayload.create(ROWS[:1000], b"", memoryview(ROWS)[1000:])
     assert made is not None
     assert made.size == len(ROWS)
     assert made.view() == ROWS
@@ -167,7 +167,7 @@ SHARER = """
 import os, socket, sys, time
 sys.path.insert(0, {root!r})
 from sluice.cluster.wire.payloads import SharedPayload
-made = SharedPayload.of(bytes(range(256)) * 1000)
+made = SharedPayload.create(bytes(range(256)) * 1000)
 sock = socket.socket(fileno=int(sys.argv[1]))
 socket.send_fds(sock, [b"x"], [made.descriptor])
 time.sleep(600)

@@ -48,7 +48,7 @@ class Echo:
         self.asked.append((actor, kind))
         await self.go.wait()
         self.finished += 1
-        shared = [SharedPayload.of(one) if isinstance(one, memoryview) else one for one in packed.handles]
+        shared = [SharedPayload.create(one) if isinstance(one, memoryview) else one for one in packed.handles]
         return self.says or Packed(packed.head, packed.attachments, shared)
 
 
@@ -120,7 +120,7 @@ async def test_shared_payloads_go_there_and_back(machine: Machine, here: bool) -
     """Many at a time, also when the other side does not read at once: each frame has its own."""
     machine.listen("a", here=here)
     made = [bytes([number]) * 70_000 for number in range(40)]
-    shared = [SharedPayload.of(data) for data in made]
+    shared = [SharedPayload.create(data) for data in made]
     filler = bytes(1 << 20)
     asked = [machine.ask(packed=Packed(b"x", [filler], [one, shared[0]])) for one in shared]
     for data, answer in zip(made, await asyncio.gather(*asked), strict=True):
@@ -411,7 +411,7 @@ async def test_too_large_an_answer_refuses_its_request_alone(machine: Machine, m
 async def test_payloads_without_descriptors_count_in_full(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """More payloads than a frame has descriptors for travel as bytes, and are refused when they do not fit."""
     machine.listen("a")
-    one = SharedPayload.of(bytes(70_000))
+    one = SharedPayload.create(bytes(70_000))
     monkeypatch.setattr(frames, "MAX_FRAME", 1 << 20)
     with pytest.raises(Invalid):
         await machine.ask(packed=Packed(b"x", [], [one] * (frames.MAX_DESCRIPTORS + 1)))

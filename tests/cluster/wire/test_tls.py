@@ -71,7 +71,7 @@ class Echo:
 
     async def answer(self, actor: str, kind: str, packed: Packed) -> Answer:
         self.asked += 1
-        shared = [SharedPayload.of(one) if isinstance(one, memoryview) else one for one in packed.handles]
+        shared = [SharedPayload.create(one) if isinstance(one, memoryview) else one for one in packed.handles]
         return Packed(packed.head, packed.attachments, shared)
 
 
@@ -122,7 +122,7 @@ async def test_large_columns_and_payloads_arrive_whole(machines: Machines, files
     """More than any buffer holds. Nothing is passed as a descriptor: what is shared travels with the rest."""
     end = machines.listen(files)
     columns = np.arange(3_000_000, dtype=np.int64)
-    shared = [SharedPayload.of(bytes([number % 256]) * 70_000) for number in range(300)]
+    shared = [SharedPayload.create(bytes([number % 256]) * 70_000) for number in range(300)]
     answer = await machines.ask(end, files, Packed(b"x", [columns.view(np.uint8), b"small"], shared))
     assert isinstance(answer, Packed)
     assert np.array_equal(np.frombuffer(answer.attachments[0], np.int64), columns)
@@ -162,7 +162,7 @@ async def test_nothing_can_be_read_on_the_way(machines: Machines, files: TlsFile
 
 async def test_on_one_machine_nothing_is_sealed(machines: Machines, files: TlsFiles) -> None:
     """There descriptors are passed, which TLS could not."""
-    payload = SharedPayload.of(bytes(70_000))
+    payload = SharedPayload.create(bytes(70_000))
     answer = await machines.ask(machines.listen(files, near=True), files, Packed(b"x", [], [payload]))
     assert isinstance(answer, Packed)
     assert isinstance(answer.handles[0], SharedPayload)
@@ -358,8 +358,8 @@ def test_a_connection_that_was_refused_stays_refused(files: TlsFiles, strange: T
     """Nothing is read from it in clear."""
     caller = Secured(checked(files)[0], server_side=False)
     listener = Secured(checked(strange)[1], server_side=True)
-    listener.take(caller.sealed([b"early words"]))
+    listener.receive_data(caller.sealed([b"early words"]))
     with pytest.raises(HandshakeRefused):
-        caller.take(listener.sealed())
+        caller.receive_data(listener.sealed())
     assert caller.binding == b""
     assert listener.read(memoryview(bytearray(10))) == 0

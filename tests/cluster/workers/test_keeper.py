@@ -79,7 +79,7 @@ class FakePlaces:
     def spares(self) -> int:
         return 0
 
-    def begin(self, name: str) -> PlacedWorker:
+    def start_worker(self, name: str) -> PlacedWorker:
         if self.cannot_begin is not None:
             raise self.cannot_begin
         self.begun.append(FakeWorker(name, self.version))

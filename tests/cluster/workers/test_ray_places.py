@@ -71,7 +71,7 @@ def test_an_earlier_keeper_is_refused(actor: WorkerActor) -> None:
         actor.run(PLACE, 2)
 
 
-@pytest.mark.parametrize("fails", ["is_ready", "begin"])
+@pytest.mark.parametrize("fails", ["is_ready", "start_worker"])
 def test_an_error_of_ray_where_a_worker_begins_is_one_of_places(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A keeper knows no errors of Ray, and its thread would end with one."""
     import ray
@@ -83,4 +83,4 @@ def test_an_error_of_ray_where_a_worker_begins_is_one_of_places(fails: str, monk
     places = RayPlaces(("orders", "billing"), lambda message: None, wanted_options({}, "billing"), "1")
     monkeypatch.setattr(places, "_made", broken)
     with pytest.raises(WorkerGone, match="the head is away"):
-        places.begin("billing-workers-0") if fails == "begin" else places.is_ready()
+        places.start_worker("billing-workers-0") if fails == "start_worker" else places.is_ready()

@@ -49,7 +49,7 @@ def test_the_end_of_a_pool_is_told_with_the_reason() -> None:
     controller = FakeController()
     reports = reporter(controller, [])
     reports.claim()
-    reports.begin()
+    reports.start()
     reports.end("x" * MOST_REASON + "ValueError: never", 77)
     last = controller.asked[-1]
     assert isinstance(last, ReportPool)
@@ -62,7 +62,7 @@ def test_last_lines_that_are_too_long_are_cut_in_front() -> None:
     """And not behind, where it would be no JSON any more."""
     controller = FakeController()
     reports = reporter(controller, [])
-    reports.begin()
+    reports.start()
     eventually(lambda: any(getattr(asked, "tails", "") for asked in controller.asked), lambda: "")
     reports.end()
     told = next(asked.tails for asked in controller.asked if getattr(asked, "tails", ""))

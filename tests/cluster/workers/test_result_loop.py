@@ -45,7 +45,7 @@ class Player:
 
     def take(self, *items: Item) -> list[str]:
         for item in items:
-            self.loop.take(item[0], item)
+            self.loop.submit(item[0], item)
         return self._since(self.loop.start)
 
     def returns(self, *names: str, error: BaseException | None = None, nothing: bool = False) -> list[str]:

@@ -13,18 +13,18 @@ from sluice.storage.errors import Invalid
 
 
 def test_defaults_are_those_of_the_readme() -> None:
-    options = FloodOptions.of()
+    options = FloodOptions.from_values()
     assert (options.partitions, options.messages, options.size, options.keys) == (4, 1_000_000, 100, 10_000)
     assert (options.consumers, options.restarts, options.policy) == (4, 5, "draining_hashes")
 
 
 def test_loose_values_are_made_right() -> None:
-    options = FloodOptions.of(restarts=True, data_dir="x", payload_columns="a, b,", input="f", key_column="k")
+    options = FloodOptions.from_values(restarts=True, data_dir="x", payload_columns="a, b,", input="f", key_column="k")
     assert options.restarts == 5
     assert options.data_dir == Path("x").absolute()
     assert options.payload_columns == ["a", "b"]
-    assert FloodOptions.of(restarts=False).restarts == 0
-    assert FloodOptions.of(messages=None).messages == 1_000_000
+    assert FloodOptions.from_values(restarts=False).restarts == 0
+    assert FloodOptions.from_values(messages=None).messages == 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -50,30 +50,30 @@ def test_loose_values_are_made_right() -> None:
 )
 def test_impossible_options_are_refused(values: dict[str, Any], word: str) -> None:
     with pytest.raises(Invalid, match=word):
-        FloodOptions.of(**values)
+        FloodOptions.from_values(**values)
 
 
 def test_minutes_set_the_number_of_messages() -> None:
-    assert FloodOptions.of(minutes=2.0, rate=500.0).workload().messages == 60_000
-    assert FloodOptions.of(minutes=1.0).workload().messages == 60 * UNPACED
+    assert FloodOptions.from_values(minutes=2.0, rate=500.0).workload().messages == 60_000
+    assert FloodOptions.from_values(minutes=1.0).workload().messages == 60 * UNPACED
 
 
 def test_description_is_plain() -> None:
-    described = FloodOptions.of(seed=9, data_dir="/tmp/x").describe()
+    described = FloodOptions.from_values(seed=9, data_dir="/tmp/x").describe()
     assert described["seed"] == 9
     assert described["data_dir"] == "/tmp/x"
 
 
 def test_acts_are_for_runs_without_rate_time_or_faults() -> None:
     """A rate means one act at this rate; the faults then still wait for each other."""
-    plain = FloodOptions.of()
+    plain = FloodOptions.from_values()
     assert (plain.in_acts, plain.first_part) == (True, FIRST_PART)
-    assert FloodOptions.of(input="f", key_column="k").first_part == FIRST_PART
-    paced = FloodOptions.of(rate=500.0)
+    assert FloodOptions.from_values(input="f", key_column="k").first_part == FIRST_PART
+    paced = FloodOptions.from_values(rate=500.0)
     assert (paced.in_acts, paced.first_part) == (True, 0.0)
     for values in ({"minutes": 1.0}, {"faults": ["kill-topic"]}, {"workload": "joins"}):
-        assert not FloodOptions.of(**values).in_acts
+        assert not FloodOptions.from_values(**values).in_acts
 
 
 def test_a_pool_keeps_keys_in_order() -> None:
-    assert FloodOptions.of(pool=True).nack_order == "key"
+    assert FloodOptions.from_values(pool=True).nack_order == "key"

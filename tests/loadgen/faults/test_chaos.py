@@ -121,8 +121,8 @@ def chaos(tmp_path: Path, processes: Processes, signals: list[tuple[int, int]]) 
     job = ConsumeJob(client, "t", "s", HistoryClock.start(), tmp_path)
     job.prepare()
     fleet = Fleet(job, PretendedProcess)
-    fleet.begin(2, spares=1)
-    return Chaos(fleet, processes, client, "t", "s", FloodOptions.of(seed=1))  # type: ignore[arg-type]
+    fleet.start(2, spares=1)
+    return Chaos(fleet, processes, client, "t", "s", FloodOptions.from_values(seed=1))  # type: ignore[arg-type]
 
 
 def test_killed_owner_takes_everything_in_its_process_with_it(chaos: Chaos, signals: list[tuple[int, int]]) -> None:
@@ -342,15 +342,15 @@ class _Nodes(Processes):
 
 
 def test_plan_follows_the_options() -> None:
-    everything = plan(FloodOptions.of(minutes=1, faults="all", seed=1), _Nodes())  # type: ignore[arg-type]
+    everything = plan(FloodOptions.from_values(minutes=1, faults="all", seed=1), _Nodes())  # type: ignore[arg-type]
     assert len(everything) == 20
     assert {fault.kind for fault in everything} == {*KINDS} - {S3_DOWN, *MACHINE_KINDS}
-    some = plan(FloodOptions.of(minutes=1, faults="kill-topic", fault_every_ms=500), _Nodes())  # type: ignore[arg-type]
+    some = plan(FloodOptions.from_values(minutes=1, faults="kill-topic", fault_every_ms=500), _Nodes())  # type: ignore[arg-type]
     assert {fault.kind for fault in some} == {"kill-topic"}
     assert len(some) == 120
-    flood = plan(FloodOptions.of(minutes=1, restarts=3), _Nodes())  # type: ignore[arg-type]
+    flood = plan(FloodOptions.from_values(minutes=1, restarts=3), _Nodes())  # type: ignore[arg-type]
     assert {fault.kind for fault in flood} == set(FLOOD_KINDS)
-    rolling = FloodOptions.of(scenario="rolling-restart", rounds=2, consumers=3, faults="all", minutes=1)
+    rolling = FloodOptions.from_values(scenario="rolling-restart", rounds=2, consumers=3, faults="all", minutes=1)
     targets = [fault.target for fault in plan(rolling, _Nodes())]  # type: ignore[arg-type]
     assert targets == ["consumer-1", "consumer-2", "consumer-3"] * 2
 

@@ -38,7 +38,7 @@ def connect(folder: Path) -> Iterator[ClusterConnect]:
 
 def test_short_chaos_keeps_every_promise(connect: ClusterConnect, folder: Path, spark: Any, tmp_path: Path) -> None:
     kinds = ["kill-consumer", "kill-topic", "freeze-dispatcher", "kill-bookie", "kill-controller", "freeze-consumer"]
-    options = FloodOptions.of(
+    options = FloodOptions.from_values(
         minutes=0.45, faults=kinds, fault_every_ms=2_500, rate=3_000, keys=500, consumers=3, partitions=2, seed=31,
         work_us=900, stall_s=120,  # nine tenths of what the consumers can do: who is killed mostly holds something
     )  # fmt: skip
@@ -92,7 +92,7 @@ def test_processes_make_themselves_worse_when_they_are_asked(connect: ClusterCon
 def test_a_pool_of_workers_keeps_every_promise(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
     """They are killed and held up, and the pool grows, shrinks and mends itself; the judge is the same."""
     kinds = ["kill-consumer", "join-consumer", "restart-consumer", "freeze-consumer", "kill-dispatcher"]
-    options = FloodOptions.of(
+    options = FloodOptions.from_values(
         minutes=0.5, faults=kinds, fault_every_ms=4_000, rate=2_000, keys=500, consumers=3, partitions=2, seed=33,
         work_us=500, stall_s=120, pool=True,
     )  # fmt: skip
@@ -103,7 +103,7 @@ def test_a_pool_of_workers_keeps_every_promise(connect: ClusterConnect, spark: A
 
 
 def test_rolling_restart_moves_no_more_hashes_than_it_must(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
-    options = FloodOptions.of(
+    options = FloodOptions.from_values(
         minutes=0.5, scenario="rolling-restart", rounds=1, fault_every_ms=1_000, rate=2_000, keys=500, consumers=4,
         partitions=2, seed=32, stall_s=120,
     )  # fmt: skip
@@ -122,7 +122,7 @@ def test_the_judge_tells_policies_that_break_the_order(
     connect: ClusterConnect, spark: Any, tmp_path: Path, policy: str
 ) -> None:
     """Same workload, same seed: joiners that get a key whose messages another consumer still holds are found out."""
-    options = FloodOptions.of(workload="joins", policy=policy, seed=3, stall_s=120)
+    options = FloodOptions.from_values(workload="joins", policy=policy, seed=3, stall_s=120)
     report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext)
     violations = report.judgement.findings.violations
     if policy == "read_position":

@@ -25,7 +25,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
     job = ConsumeJob(ListClient(ListConsumer(deque())), "t", "s", HistoryClock.start(), tmp_path)
     job.prepare()
     made = Fleet(job, PretendedProcess)
-    made.begin(2, 0)
+    made.start(2, 0)
     return made
 
 

@@ -97,7 +97,7 @@ def test_plan_by_time_is_drawn_from_the_seed() -> None:
 
 def test_a_killed_consumer_is_replaced_and_its_death_written(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
-    fleet.begin(3, spares=1)
+    fleet.start(3, spares=1)
     assert sorted(member.incarnation for member in fleet.working) == ["consumer-1.1", "consumer-2.1", "consumer-3.1"]
     before = fleet._job.clock.now()
     fleet.inject(Fault(KILL))
@@ -115,7 +115,7 @@ def test_a_killed_consumer_is_replaced_and_its_death_written(tmp_path: Path, kil
 
 def test_victim_is_stopped_until_it_holds_messages(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
-    fleet.begin(2, spares=1)
+    fleet.start(2, spares=1)
     asked: list[tuple[str, list[int]]] = []
 
     def until(name: str) -> dict[str, int]:
@@ -132,7 +132,7 @@ def test_victim_is_stopped_until_it_holds_messages(tmp_path: Path, killed: list[
 def test_hanging_consumer_gets_help_before_it_is_killed(tmp_path: Path, killed: list[int]) -> None:
     """Among the consumers that can hang, one with a short queue is chosen."""
     fleet = make_fleet(tmp_path)
-    fleet.begin(2, spares=0)
+    fleet.start(2, spares=0)
     fleet.prepare(3, 50)
     fleet.inject(Fault(JOIN))
     fleet.inject(Fault(HANG, lot=0.9), lambda name: {"held": 40, "behind": 9})
@@ -147,7 +147,7 @@ def test_hanging_consumer_gets_help_before_it_is_killed(tmp_path: Path, killed: 
 def test_helper_leaves_when_there_are_enough(tmp_path: Path, killed: list[int]) -> None:
     """A long run has no more consumers than may join for good."""
     fleet = make_fleet(tmp_path)
-    fleet.begin(2, spares=0)
+    fleet.start(2, spares=0)
     for _ in range(3 * MOST_MORE):
         fleet.inject(Fault(HANG), lambda name: {"held": 40, "behind": 9})
         assert len(fleet.working) <= 2 + MOST_MORE
@@ -162,7 +162,7 @@ def test_consumer_that_hung_for_long_may_have_lost_its_lease(
     """Messages of the victim may have gone to others before it was killed, and it can write down nothing itself."""
     monkeypatch.setattr("sluice.loadgen.faults.faults.SURE_S", 0.0)
     fleet = make_fleet(tmp_path)
-    fleet.begin(2, spares=0)
+    fleet.start(2, spares=0)
     before = fleet._job.clock.now()
     fleet.inject(Fault(HANG), lambda name: {"held": 40, "behind": 9})
     (dead,) = fleet.gone
@@ -174,7 +174,7 @@ def test_consumer_that_hung_for_long_may_have_lost_its_lease(
 
 def test_restarted_consumer_leaves_cleanly_and_comes_back(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
-    fleet.begin(2, spares=0)
+    fleet.start(2, spares=0)
     fleet.inject(Fault(RESTART))
     (left,) = fleet.gone
     assert killed == []
@@ -187,7 +187,7 @@ def test_restarted_consumer_leaves_cleanly_and_comes_back(tmp_path: Path, killed
 
 def test_join_adds_a_new_name_from_the_spares(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
-    fleet.begin(2, spares=1)
+    fleet.start(2, spares=1)
     fleet.inject(Fault(JOIN))
     assert [member.name for member in fleet.working] == ["consumer-1", "consumer-2", "consumer-3"]
     assert len(PretendedProcess.made) == 3
@@ -195,7 +195,7 @@ def test_join_adds_a_new_name_from_the_spares(tmp_path: Path, killed: list[int])
 
 def test_spares_that_are_taken_are_made_up_for(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
-    fleet.begin(2, spares=0, kept=2)
+    fleet.start(2, spares=0, kept=2)
     kept = PretendedProcess.made[2:]
     fleet.poll()
     assert len(kept) == len(PretendedProcess.made[2:]) == 2
@@ -213,7 +213,7 @@ def test_spares_that_are_taken_are_made_up_for(tmp_path: Path, killed: list[int]
 
 def test_counts_include_those_that_are_gone(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
-    fleet.begin(2, spares=2)
+    fleet.start(2, spares=2)
     fleet.inject(Fault(KILL))
     fleet.poll()
     assert len(fleet.gone) == 1
@@ -223,14 +223,14 @@ def test_counts_include_those_that_are_gone(tmp_path: Path, killed: list[int]) -
 
 def test_killing_the_last_consumer_leaves_a_replacement(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
-    fleet.begin(1, spares=0)
+    fleet.start(1, spares=0)
     fleet.inject(Fault(KILL))
     assert len(fleet.working) == 1
 
 
 def test_spare_that_is_dead_is_not_what_a_consumer_comes_back_in(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
-    fleet.begin(2, spares=1)
+    fleet.start(2, spares=1)
 
     def gone(timeout_s: float) -> int:
         raise ConnectionResetError("it went with its node")
@@ -243,7 +243,7 @@ def test_spare_that_is_dead_is_not_what_a_consumer_comes_back_in(tmp_path: Path,
 
 def test_fault_passes_over_consumers_while_half_are_joining(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
-    fleet.begin(3, spares=0)
+    fleet.start(3, spares=0)
     for member in fleet.working[:2]:
         ConsumerProgress(joined=False).write(tmp_path / "consuming" / member.incarnation)
     fleet.inject(Fault(KILL))
@@ -258,12 +258,12 @@ def test_a_consumer_that_cannot_join_is_told_at_once(tmp_path: Path, killed: lis
     fleet = make_fleet(tmp_path)
     fleet._spawn = lambda job: PretendedProcess(job, error="Unavailable: nobody answers")
     with pytest.raises(Unavailable, match=r"consumer-1\.1 stopped: Unavailable: nobody answers"):
-        fleet.begin(1, spares=0)
+        fleet.start(1, spares=0)
 
 
 def test_close_ends_every_process_once(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
-    fleet.begin(2, spares=1)
+    fleet.start(2, spares=1)
     fleet.close()
     fleet.close()
     assert [process.calls for process in PretendedProcess.made] == [["end"]] * 3

@@ -43,7 +43,7 @@ def done(kind: str, lot: float = 0.0, store: str = STORE) -> tuple[list[tuple[ob
     """Return the requests of a fault until it is taken back, and its note; the run is on the first machine."""
     control = Control()
     noted: list[str] = []
-    episode = MachineFaults(control, A, store).begin(Fault(kind, lot=lot, lasts_s=LONG_S), [A, B, C], noted.append)
+    episode = MachineFaults(control, A, store).inject(Fault(kind, lot=lot, lasts_s=LONG_S), [A, B, C], noted.append)
     episode.end()
     assert episode.over
     return control.asked, noted[0]
@@ -74,16 +74,16 @@ def test_links_and_disks() -> None:
 
 def test_one_machine_suffers_at_a_time() -> None:
     faults = MachineFaults(Control(), A, STORE)
-    first = faults.begin(Fault(CUT, lasts_s=LONG_S), [A, B, C], lambda who: None)
+    first = faults.inject(Fault(CUT, lasts_s=LONG_S), [A, B, C], lambda who: None)
     with pytest.raises(LookupError, match="still suffers"):
-        faults.begin(Fault(ISOLATE, lasts_s=LONG_S), [A, B, C], lambda who: None)
+        faults.inject(Fault(ISOLATE, lasts_s=LONG_S), [A, B, C], lambda who: None)
     first.end()
-    faults.begin(Fault(ISOLATE, lasts_s=LONG_S), [A, B, C], lambda who: None).end()
+    faults.inject(Fault(ISOLATE, lasts_s=LONG_S), [A, B, C], lambda who: None).end()
 
 
 def test_fault_that_cannot_be_taken_back_is_a_trouble() -> None:
     faults = MachineFaults(Control(refuses="join"), A, STORE)
-    faults.begin(Fault(CUT, lasts_s=LONG_S), [A, B, C], lambda who: None).end()
+    faults.inject(Fault(CUT, lasts_s=LONG_S), [A, B, C], lambda who: None).end()
     assert faults.troubles == ["cut could not be taken back: it has ended"]
 
 
@@ -92,7 +92,7 @@ def test_the_machine_of_the_head_is_lost_and_starts_again() -> None:
     control = Control(head=B)
     faults = MachineFaults(control, A, STORE)
     assert [faults.headless] == [False]
-    episode = faults.begin(Fault(KILL_HEAD, lasts_s=LONG_S), [A, B, C], lambda who: None)
+    episode = faults.inject(Fault(KILL_HEAD, lasts_s=LONG_S), [A, B, C], lambda who: None)
     assert [faults.headless] == [True]
     episode.end()
     assert control.asked == [("kill", B, "", 0.0, 0.0), ("start head", B, "", 0.0, 0.0)]
@@ -100,5 +100,5 @@ def test_the_machine_of_the_head_is_lost_and_starts_again() -> None:
     for head, why in (("", "no Redis"), (A, "the run is")):
         others = MachineFaults(Control(head=head), A, STORE)
         with pytest.raises(LookupError, match=why):
-            others.begin(Fault(KILL_HEAD, lasts_s=LONG_S), [A, B, C], lambda who: None)
+            others.inject(Fault(KILL_HEAD, lasts_s=LONG_S), [A, B, C], lambda who: None)
         assert not others.headless

@@ -176,7 +176,7 @@ def test_nothing_of_the_first_act_is_delayed(tmp_path: Path) -> None:
 def test_another_pace_is_taken_up_in_the_middle(tmp_path: Path) -> None:
     """The intended times go on from where they were, at the new distance; nothing is skipped or sent twice."""
     job = replace(make_job(tmp_path), rate=100_000.0)
-    Reserve(job.pace, 100_000.0, WORKLOAD.messages).look(WORKLOAD.messages // 8, 4.0, job.clock.now())
+    Reserve(job.pace, 100_000.0, WORKLOAD.messages).adjust(WORKLOAD.messages // 8, 4.0, job.clock.now())
     told = Pace.read(job.pace)
     assert told is not None
     assert told.rate == WORKLOAD.messages // 8 / 4.0

@@ -74,6 +74,6 @@ def test_a_cluster_without_a_gateway_is_told_apart(tmp_path: object) -> None:
 @pytest.mark.parametrize("more", [{"policy": "read_position"}, {"strict": True}, {"input": "a.csv", "key_column": "k"}])
 def test_incompatible_options_are_refused(more: dict[str, object]) -> None:
     with pytest.raises(Invalid, match="--client pulsar"):
-        FloodOptions.of(client="pulsar", **more)
+        FloodOptions.from_values(client="pulsar", **more)
     with pytest.raises(Invalid, match="--client is one of"):
-        FloodOptions.of(client="kafka")
+        FloodOptions.from_values(client="kafka")

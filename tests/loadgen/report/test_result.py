@@ -54,7 +54,7 @@ def make_report(**changes: Any) -> Report:
     ]
     given: dict[str, Any] = {
         "seed": 11,
-        "config": FloodOptions.of(seed=11).describe(),
+        "config": FloodOptions.from_values(seed=11).describe(),
         "judgement": Judgement(findings, measures),
         "stats": pa.Table.from_pylist(stats, STATS),
         "at_rest": dict(REST),
@@ -163,7 +163,7 @@ def test_run_with_only_delayed_messages_shows_no_order() -> None:
 
 
 def test_another_policy_must_have_held_something_back() -> None:
-    config = FloodOptions.of(policy="read_position").describe()
+    config = FloodOptions.from_values(policy="read_position").describe()
     idle = make_report(config=config, faults=[])
     assert idle.not_shown == ["the policy read_position never held a message back"]
     busy = pa.Table.from_pylist([sample(START, 0, held_back=3)], STATS)

@@ -48,7 +48,7 @@ def connect(folder: Path) -> Iterator[ClusterConnect]:
 
 
 def test_flood_with_faults_keeps_every_promise(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
-    options = FloodOptions.of(messages=200_000, keys=2_000, seed=21, consumers=3, partitions=2)
+    options = FloodOptions.from_values(messages=200_000, keys=2_000, seed=21, consumers=3, partitions=2)
     report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext)
     told = report.to_dict()
     assert report.reasons == []
@@ -77,7 +77,7 @@ def test_the_older_policy_is_found_out(connect: ClusterConnect, spark: Any, tmp_
     Each run shows it with another load: test_the_judge_tells_policies_that_break_the_order, in test_chaos_live.py.
     """
     for seed in (25, 26, 27, 28):  # whether messages of the right keys meet is a matter of chance
-        options = FloodOptions.of(messages=60_000, seed=seed, policy="read_position")
+        options = FloodOptions.from_values(messages=60_000, seed=seed, policy="read_position")
         report = run_flood(options, connect, folder=tmp_path / str(seed), spark=spark.sparkContext)
         print(seed, report.judgement.findings.violations, report.faults)
         if report.judgement.findings.violations["order"]:
@@ -100,7 +100,9 @@ def test_joiner_that_is_held_up_is_told_as_not_shown(
 ) -> None:
     """Every promise holds, and the verdict says that the newcomer took nothing over; the load lasts for who follows."""
     monkeypatch.setattr("sluice.loadgen.faults.faults.ACT_KINDS", (JOIN, RESTART))
-    options = FloodOptions.of(messages=30_000, seed=24, consumers=2, partitions=2, rate=6_000, restarts=2, strict=True)
+    options = FloodOptions.from_values(
+        messages=30_000, seed=24, consumers=2, partitions=2, rate=6_000, restarts=2, strict=True
+    )
     fork_server = ForkServer()
 
     def spawn(job: ConsumeJob) -> ForkedConsumer:
@@ -120,7 +122,7 @@ def test_joiner_that_is_held_up_is_told_as_not_shown(
 def test_flood_with_pulsars_client_keeps_every_promise(
     connect: ClusterConnect, folder: Path, spark: Any, tmp_path: Path
 ) -> None:
-    options = FloodOptions.of(client="pulsar", messages=6_000, keys=300, seed=26, consumers=3, partitions=2)
+    options = FloodOptions.from_values(client="pulsar", messages=6_000, keys=300, seed=26, consumers=3, partitions=2)
     clients = connect_to(folder)
     report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext, clients=clients)
     told = report.to_dict()
@@ -133,7 +135,7 @@ def test_flood_with_pulsars_client_keeps_every_promise(
 
 
 def test_flood_of_delayed_messages_delivers_none_early(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
-    options = FloodOptions.of(
+    options = FloodOptions.from_values(
         messages=20_000,
         keys=500,
         skew=1.5,
@@ -157,7 +159,9 @@ def test_flood_of_delayed_messages_delivers_none_early(connect: ClusterConnect, 
 def test_flood_of_a_file(connect: ClusterConnect, spark: Any, tmp_path: Path) -> None:
     lines = ["tail,flight"] + [f"{'' if i % 50 == 0 else f'N{i % 40}'},{i}" for i in range(6_000)]
     (tmp_path / "flights.csv").write_text("\n".join(lines))
-    options = FloodOptions.of(input=str(tmp_path / "flights.csv"), key_column="tail", seed=23, restarts=0, work_us=200)
+    options = FloodOptions.from_values(
+        input=str(tmp_path / "flights.csv"), key_column="tail", seed=23, restarts=0, work_us=200
+    )
     report = run_flood(options, connect, folder=tmp_path, spark=spark.sparkContext)
     assert report.reasons == []
     assert report.judgement.findings.messages["acked"] == 6_000

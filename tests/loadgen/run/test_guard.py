@@ -46,7 +46,7 @@ def idle(folder: Path) -> Fleet:
 
 def test_a_run_in_which_nothing_moves_is_given_up(tmp_path: Path, now: list[float]) -> None:
     fleet, progress = idle(tmp_path), FloodProgress(backlog=7)
-    watch = StallGuard(FloodOptions.of(stall_s=5.0))
+    watch = StallGuard(FloodOptions.from_values(stall_s=5.0))
     seen = []
     for _ in range(12):
         seen.append(watch.trouble(progress, fleet))
@@ -59,7 +59,7 @@ def test_a_run_in_which_nothing_moves_is_given_up(tmp_path: Path, now: list[floa
 def test_time_in_which_nobody_looked_does_not_count(tmp_path: Path, now: list[float]) -> None:
     """Spare processes that take a minute to connect between two acts are no standstill."""
     fleet, progress = idle(tmp_path), FloodProgress(sent=9)
-    watch = StallGuard(FloodOptions.of(stall_s=5.0))
+    watch = StallGuard(FloodOptions.from_values(stall_s=5.0))
     assert watch.trouble(progress, fleet) == ""
     now[0] += 60
     assert watch.trouble(progress, fleet) == ""
@@ -71,7 +71,7 @@ def test_the_data_of_a_cluster_are_no_place_for_those_of_a_run(tmp_path: Path) -
         (tmp_path / name).write_text("")
     with (
         pytest.raises(Invalid, match="is the data folder of a cluster"),
-        data_folder(FloodOptions.of(data_dir=tmp_path)),
+        data_folder(FloodOptions.from_values(data_dir=tmp_path)),
     ):
         raise AssertionError
     assert sorted(path.name for path in tmp_path.iterdir()) == [ID_FILE, "ray.log"]
@@ -79,7 +79,7 @@ def test_the_data_of_a_cluster_are_no_place_for_those_of_a_run(tmp_path: Path) -
 
 def test_two_runs_at_once_are_not_in_one_folder(tmp_path: Path) -> None:
     """The second one removed the histories of the first, and at its end the data of its cluster."""
-    options = FloodOptions.of(data_dir=tmp_path)
+    options = FloodOptions.from_values(data_dir=tmp_path)
     with data_folder(options) as folder:
         (folder / "histories" / "sends").mkdir()
         with pytest.raises(Invalid, match="another run has its data in"), data_folder(options):

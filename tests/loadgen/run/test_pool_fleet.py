@@ -109,7 +109,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePool]:
 
 def begun(pool: FakePool) -> PoolFleet:
     fleet = PoolFleet(pool.job, None, {})
-    fleet.begin(2, 0)
+    fleet.start(2, 0)
     return fleet
 
 

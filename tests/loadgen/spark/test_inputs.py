@@ -25,7 +25,7 @@ N1,4,2013-01-01T00:00:00Z
 
 
 def options(path: Path | str, **more: Any) -> FloodOptions:
-    return FloodOptions.of(**({"input": str(path), "key_column": "tail"} | more))
+    return FloodOptions.from_values(**({"input": str(path), "key_column": "tail"} | more))
 
 
 def write_csv(folder: Path, packed: str = "") -> Path:

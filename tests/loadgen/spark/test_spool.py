@@ -44,9 +44,9 @@ def test_forgotten_files_and_their_numbers_never_come_again(tmp_path: Path) -> N
     spool = Spool(tmp_path)
     for first in (0, 3, 6):
         spool.append(rows(first))
-    spool.forget(2, keep={1})
+    spool.delete_below(2, keep={1})
     assert sorted(path.name for path in tmp_path.glob("*.arrow")) == ["000000000001.arrow", "000000000002.arrow"]
-    spool.forget(3, keep=set())
+    spool.delete_below(3, keep=set())
     again = Spool(tmp_path)
     assert (again.floor(), again.end()) == (3, 3)
     assert again.owners(rows(0)).tolist() == [-1] * 3

@@ -44,7 +44,7 @@ class _Begun(ControllerCandidate):
 
     async def start(self) -> None:
         await super().start()
-        self.ports.spawn(self.begin(), "begin")
+        self.ports.spawn(self.campaign(), "begin")
 
 
 class Offices:

@@ -145,7 +145,7 @@ class HistoryCourse(Course):
                 crc = google_crc32c.value(data[part.size - part.footer_bytes :])
                 assert crc == part.footer_crc, f"H1: {part.name} has another footer"
                 rows = parquet.read_table(pa.BufferReader(data), columns=["payload", SimColumns.schema[0].name])
-                [wanted], _ = SimColumns().of(rows)
+                [wanted], _ = SimColumns().decode(rows)
                 assert rows.column(1).combine_chunks().equals(wanted), f"H5: {part.name} has another column"
 
 

@@ -124,7 +124,7 @@ class _Controller:
     async def run(self) -> None:
         """What the controller does with its supervisor."""
         if self.course.drains:
-            await self.drainer.begin()
+            await self.drainer.resume()
         while True:
             try:
                 await self.supervisor.adopt()

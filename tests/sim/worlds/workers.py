@@ -141,7 +141,7 @@ class SimWorker(SimConsumer):
                 continue
             keys = part.rows.column("key").to_pylist()
             for row in np.flatnonzero(part.open).tolist():
-                self.loop.take(keys[row], (part, row))
+                self.loop.submit(keys[row], (part, row))
             self.loop.start()
 
     async def _close(self) -> None:

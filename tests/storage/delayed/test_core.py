@@ -16,7 +16,7 @@ def entries(rows: list[tuple[int, int]]) -> Entries:
 
 
 def drain(core: DelayedCore, now: int, limit: int = 1000) -> list[int]:
-    positions, hashes = core.take(limit, now)
+    positions, hashes = core.pop_due(limit, now)
     assert ((positions & 0xFFFF) == hashes).all()
     taken: list[int] = positions.tolist()
     return taken
@@ -124,7 +124,7 @@ def test_nothing_at_or_after_the_horizon_is_given_out() -> None:
     run = SortedRun(rows)
 
     def take(horizon: Bound) -> list[int]:
-        taken: list[int] = core.take(10, 100, lambda: [run], horizon)[0].tolist()
+        taken: list[int] = core.pop_due(10, 100, lambda: [run], horizon)[0].tolist()
         return taken
 
     assert take((5, position(1, 1))) == []
@@ -140,10 +140,10 @@ def test_pulls_are_bounded_when_very_much_is_due() -> None:
         places = position(ledger, 0) + np.arange(count // 3, dtype=np.int64)
         core.index.add(places)
         core.add_loose(SortedRun(Entries(times, places, np.zeros(count // 3, np.uint32)).sorted()))
-    first = core.take(10, 5000)[0]
+    first = core.pop_due(10, 5000)[0]
     assert first.size == 10
     assert 0 < core.loaded() - sum(len(run) for run in core.loose) < 4 * PULL
-    rest = core.take(count, 5000)[0]
+    rest = core.pop_due(count, 5000)[0]
     assert rest.size == count - 10
     assert len(core.index) == 0
 

@@ -23,7 +23,7 @@ class Owner:
 
     def begin(self) -> Owner:
         """Read what is in objects, and write some."""
-        self.past.begin()
+        self.past.start()
         return self
 
     def objects(self) -> int:

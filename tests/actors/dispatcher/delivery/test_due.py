@@ -58,7 +58,7 @@ class Owner:
         )
         reader: Any = SimpleNamespace(look_for_lost=lambda: None, position=self.read_up_to)
         due = DueMessages(context, reader)
-        due.begin()
+        due.start()
         await self.world.settle()
 
     async def add(self, entry: int, due: int) -> None:

@@ -173,7 +173,7 @@ class Diary(RuleBasedStateMachine):
         rows = rows_of(self.membership)
         self.lease = LEASE if shorter else OTHER_LEASE
         self.membership = Membership(rows, lease_ms=self.lease)
-        self.membership.begin(self.now)
+        self.membership.start(self.now)
         self.note("another owner", "")
         for who in self.everybody():
             self.note("awaited", who)
@@ -200,7 +200,7 @@ TestDiary.settings = settings(max_examples=150, stateful_step_count=40, deadline
 
 def test_a_record_without_leases_is_given_the_usual_one() -> None:
     membership = Membership([{"incarnation": "a.0"}], lease_ms=LEASE)
-    membership.begin(100)
+    membership.start(100)
     assert [member.until for member in membership.all(LeaseState.AWAITED)] == [100 + LEASE + trust_of(LEASE)]
 
 

@@ -32,7 +32,7 @@ class Owner:
         """Take the record and keep it."""
         await self.record.take()
         await self.record.save({})
-        self.store.begin()
+        self.store.start()
         self.ports.spawn(self._watch(), "watch")
 
     async def _watch(self) -> None:

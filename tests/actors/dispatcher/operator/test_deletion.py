@@ -222,7 +222,7 @@ def test_one_that_is_made_again_is_heard_by_its_topic() -> None:
         await ask(broker, RemoveSubscription(topic=TOPIC, subscription=SUBSCRIPTION))
         assert await marks(broker) == {}
         late = first.parts.context.reporter.statement()
-        broker.directory.forget(TOPIC)
+        broker.directory.invalidate(TOPIC)
         await broker.stats()
         made_again = await marks(broker)
         assert list(made_again) == [SUBSCRIPTION], "the topic would trim what it has not delivered"
@@ -257,7 +257,7 @@ def test_who_takes_the_place_of_a_deleted_one_makes_none() -> None:
         await broker.ports.net.call(address, FORCED, 10_000)
         await broker.quiet(5_000)
         assert await recorded(broker) == [False]
-        broker.directory.forget(TOPIC)
+        broker.directory.invalidate(TOPIC)
         await broker.stats()
         assert await recorded(broker) == [True]
 
@@ -270,7 +270,7 @@ def test_who_comes_when_one_of_its_name_was_deleted_gets_its_own() -> None:
     async def scenario(broker: Broker) -> None:
         address = await broker.address()
         await broker.ports.net.call(address, FORCED, 10_000)
-        broker.directory.forget(TOPIC)
+        broker.directory.invalidate(TOPIC)
         client = await broker.join("c")
         await broker.publish("a")
         await broker.until(lambda: client.came() == ["a"])

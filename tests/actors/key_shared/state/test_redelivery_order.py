@@ -24,7 +24,7 @@ def test_what_is_out_is_what_was_sent_and_not_given_back(seed: int, ledgers: int
         next_one = min(next_one + count, len(every))
         placed = None if rng.random() < 0.5 else rng.random(len(rows)) < 0.9
         assert not books.sent(hashes[rows], every[rows], placed).any()
-        books.take(hashes[rows], every[rows], placed)
+        books.note_sent(hashes[rows], every[rows], placed)
         out.update(rows.tolist())
         held = np.array(sorted(row for row, number in out.items() if number > 0), np.int64)
         # The first message stays out for ever, far behind all others in the end.
@@ -46,13 +46,13 @@ def test_a_later_one_that_is_out_is_found_after_many_changes(both: bool) -> None
         positions = run_positions(1, start, 10_000)
         many = np.full(10_000, 5, np.uint16)
         assert not books.sent(many, positions, None).any()
-        books.take(many, positions, None)
+        books.note_sent(many, positions, None)
         books.given_back(many, positions, again=False)
     assert books._gathered < 300_000, "what is done is not remembered for ever"
     low, high = run_positions(2, 0, 1), run_positions(2, 9, 1)
     for position in (low, high):
         assert not books.sent(one, position, None).any()
-        books.take(one, position, None)
+        books.note_sent(one, position, None)
     books.given_back(one, low, again=True)
     if both:
         books.given_back(one, high, again=True)

@@ -30,7 +30,7 @@ def test_deletion_asked_for_during_one_is_done_too() -> None:
 
         world.objects.erase = erase_and_trim  # type: ignore[method-assign]
         objects.unwanted([first])
-        cluster.topic()._upkeep.look()
+        cluster.topic()._upkeep.wake()
         await until(client, lambda: not objects.any_unwanted)
         assert sorted(world.objects.objects) == sorted(named(cluster))
 
