@@ -62,7 +62,7 @@ class Index:
         self.tail_rows += row.run not in runs
         runs[row.run] = row
 
-    def forget(self, ledger: int) -> None:
+    def drop(self, ledger: int) -> None:
         """Drop a deleted ledger from memory; its rows in tables go when they are merged."""
         self.tail_rows -= len(self._tail.pop(ledger, ()))
         self._frozen.pop(ledger, None)

@@ -107,7 +107,7 @@ class Replay:
     lost: bool = False
     damaged: dict[tuple[int, int], Envelope] = field(default_factory=dict)
 
-    def take(self, scanned: Scanned) -> None:
+    def apply_scan(self, scanned: Scanned) -> None:
         for finding in scanned.findings:
             envelope = finding.envelope
             if envelope is None or envelope.kind is Kind.BEGIN:

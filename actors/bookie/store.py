@@ -107,7 +107,7 @@ class BookieStore:
         replay = self.replayed
         replay.lost = not found
         async for scanned in read_segments(self.disk, self.salt, checkpoint, everything=everything):
-            replay.take(scanned)
+            replay.apply_scan(scanned)
             self.segments.close(scanned.segment, scanned.size)
             if self.index.tail_rows >= self.settings.checkpoint_runs:
                 await self._if_there_is_room(self.flush)
@@ -127,7 +127,7 @@ class BookieStore:
         """A record is durable: make it visible."""
         self.ledgers.apply(record)
         if record.kind is Kind.DELETE:
-            self.index.forget(record.ledger)
+            self.index.drop(record.ledger)
             self.segments.forget_ledger(record.ledger)
         elif record.kind is Kind.RUN and record.ledger not in self.ledgers.deleted:
             self.segments.stored(record.segment, record.ledger, record.end - record.offset)

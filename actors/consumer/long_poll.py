@@ -62,7 +62,7 @@ class LongPoll:
         self._asked += 1
         self.turn, self.current = request.turn, self._asked
         try:
-            answer = await self._interruption.of(self._ports.net.call(to, request, timeout))
+            answer = await self._interruption.run(self._ports.net.call(to, request, timeout))
         finally:
             self.turn = self.current = 0
         return Unknown("the poll is to be asked again") if answer is None else answer

@@ -105,7 +105,7 @@ class PayloadFetcher:
         self._payloads.expect(part for part, _, _ in taken)
         pieces, size, count = list[LazyBatch](), 0, 0
         while count < len(taken) and size < JOIN_BYTES:
-            found = await self._fetching.of(self._payloads.resolve(*taken[count]))
+            found = await self._fetching.run(self._payloads.resolve(*taken[count]))
             if found is None:
                 return  # it is closed
             pieces, size, count = pieces + found, size + sum(piece.size for piece in found), count + 1

@@ -117,7 +117,7 @@ class ControllerCandidate(Actor):
 
     async def _take(self) -> None:
         """Write the record, under a new epoch. Raises Fenced if another one is faster, and Unavailable."""
-        value = await self._record.take()
+        value = await self._record.acquire()
         if value is not None and int(value["epoch"]) > self._epoch:
             raise Fenced("another candidate has taken office")
         if self._leader not in ("", self._host):

@@ -174,11 +174,11 @@ async def take_over(
 async def _looked_up(
     ports: Ports, identity: PartitionSubscription, record: FencedRecord
 ) -> tuple[dict[str, Any] | None, int | BaseException | None]:
-    """What the last owner left, see FencedRecord.take; and the epoch of the last writer of a delayed index, or why it
+    """What the last owner left, see FencedRecord.acquire, and the epoch of a delayed index's last writer, or why it
     is not known. Only a new subscription needs that; a client waits for it, so both are asked for at once.
     """
     manifest = manifest_key(identity.topic, identity.partition, identity.subscription)
-    value, indexed = await asyncio.gather(record.take(), last_epoch(ports, manifest), return_exceptions=True)
+    value, indexed = await asyncio.gather(record.acquire(), last_epoch(ports, manifest), return_exceptions=True)
     if isinstance(value, BaseException):
         raise value
     return value, indexed

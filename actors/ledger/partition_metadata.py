@@ -75,7 +75,7 @@ class PartitionMetadata:
     async def _take(self) -> int:
         """Read the newest record; returns the epoch under which it may be taken."""
         self._fenced = FencedRecord(self._ports, self._key)
-        value = await self._fenced.take()
+        value = await self._fenced.acquire()
         if value is not None:
             self.record = decode_record(value)
         return self._fenced.epoch
@@ -121,7 +121,7 @@ class PartitionMetadata:
 
     async def prove(self) -> None:
         """The same as `verify`, with one look for all owners of this process unless somebody gave it notice."""
-        await self._proof.look(self._ports, RECENT_MS)
+        await self._proof.prove(self._ports, RECENT_MS)
         if not self.is_told():
             await self.verify()
 

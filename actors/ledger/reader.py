@@ -86,7 +86,7 @@ class LedgerReader:
     def forget_history(self) -> None:
         """Keep nothing of the object store in memory."""
         if self._history is not None:
-            self._history.forget()
+            self._history.clear()
 
     async def run(
         self, ledger: LedgerRecord, run: int, *, part: str = "all", skip: tuple[str, ...] = ()

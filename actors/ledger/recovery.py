@@ -132,7 +132,7 @@ class LedgerRecovery:
     entry: int
 
     @classmethod
-    def begin(
+    def from_confirmed(
         cls, ledger: LedgerRecord, confirmed: int, runs: npt.NDArray[np.int64], lasts: npt.NDArray[np.int64]
     ) -> LedgerRecovery:
         """Start behind the last run that is known confirmed.

@@ -42,7 +42,7 @@ async def recover_ledger(
     if fence.let_go:
         ports.log("ledger_let_go", ledger=ledger.id)
         return msgspec.structs.replace(ledger, state=LedgerState.CLOSED, last_run=-1, last_entry=-1)
-    recovery = await work.begin(fence)
+    recovery = await work.find_start(fence)
     while True:
         given_up = lost(recovery.run)
         if given_up is not None:
@@ -97,7 +97,7 @@ class _Recover:
             raise Unavailable(f"ledger {self._ledger.id} cannot be fenced now ({'; '.join(reasons)})")
         return count
 
-    async def begin(self, fence: FenceCount) -> LedgerRecovery:
+    async def find_start(self, fence: FenceCount) -> LedgerRecovery:
         """Find the first run that is not known as confirmed, from the answers of fenced bookies."""
         indexes = []
         fan: FanOut[str, LedgerIndex] = FanOut(self._ports, "describe")
@@ -110,7 +110,7 @@ class _Recover:
             if not isinstance(outcome, SluiceError):  # without an answer we only start earlier
                 indexes.append(outcome)
                 confirmed = max(confirmed, outcome.last_confirmed)
-        return LedgerRecovery.begin(self._ledger, confirmed, *merge_index(indexes))
+        return LedgerRecovery.from_confirmed(self._ledger, confirmed, *merge_index(indexes))
 
     async def next_run(self, recovery: LedgerRecovery) -> StoredFrame | None:
         """The next run if a copy of it exists, None if it certainly was never confirmed. Raises Unavailable."""

@@ -95,7 +95,7 @@ class RowGroupReader(Generic[Part, Footer, Rows]):
         with naming(part.name):
             return await attempt(self._ports, lambda: self._ports.objects.get(part.name, start, length))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Keep nothing in memory."""
         self._footers.clear()
         self._groups.clear()

@@ -102,7 +102,7 @@ class FencedRecord:
             self._proof.expect(now)
         return comes
 
-    async def take(self) -> dict[str, Any] | None:
+    async def acquire(self) -> dict[str, Any] | None:
         """Become the owner under a new epoch; returns the value as the last owner left it, None if it is new.
 
         The caller must follow with `save` before it acts as the owner: taking is complete only with that.
@@ -177,7 +177,7 @@ class FencedRecord:
         """The same, with one look for all owners of this process unless somebody gave it notice."""
         if not self._notices:
             raise AssertionError("nobody gives notice of this record")
-        await self._proof.look(self._ports)
+        await self._proof.prove(self._ports)
         if self.lost or self._notice != self._proof.notice:
             await self.verify()
 
@@ -198,7 +198,7 @@ class FencedRecord:
             return False
         try:
             if self._notices:  # who removes it has taken it before, with a notice; this look serves all of the process
-                await self._proof.look(self._ports)
+                await self._proof.prove(self._ports)
                 if self.is_proved(since):
                     return False
             newest = await self._ports.meta.read(self._key)

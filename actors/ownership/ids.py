@@ -50,7 +50,7 @@ class LedgerIds:
         self._seen: tuple[int, int] | None = None
         """Number and base of the version that this process created last."""
 
-    async def take(self, ports: Ports, above: int | None) -> int:
+    async def allocate(self, ports: Ports, above: int | None) -> int:
         """An id that nobody else has or will get, above this one; None: above all that were given before this call.
 
         ports: those of the owner that asks. Raises Unavailable.

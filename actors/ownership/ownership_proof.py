@@ -67,7 +67,7 @@ class OwnershipProof:
         """Whether somebody looks just now, or is about to."""
         return self._looking is not None or now < self._expected
 
-    async def look(self, ports: Ports, age: int = 0) -> None:
+    async def prove(self, ports: Ports, age: int = 0) -> None:
         """Look for a notice, together with all who look just now, unless somebody did less than `age` ms ago. Raises
         what the store refuses with.
         """

@@ -68,7 +68,7 @@ class Quotas:
         space, _ = namespace_of(topic)
         return self._known.get(of_topic(topic)) or self._known.get(of_namespace(space))
 
-    async def look(self) -> list[Corrupt]:
+    async def refresh(self) -> list[Corrupt]:
         """Read all quotas; return the errors of damaged records, whose last known quotas stay in force. Raises
         Unavailable.
         """
@@ -86,12 +86,12 @@ class Quotas:
         """Store a quota. The quota holds here at once, and elsewhere within CHECK_MS. Raises Unavailable."""
         value = msgspec.json.encode(quota)
         await revise(self._meta, self._prefix + name, lambda _: value, f"the backlog quota of {name} is")
-        await self.look()
+        await self.refresh()
 
     async def unset(self, name: str) -> None:
         """There is none any more. Raises Unavailable."""
         await self._meta.remove(self._prefix + name)
-        await self.look()
+        await self.refresh()
 
 
 async def quota_of(meta: Records, prefix: str, topic: str) -> Quota | None:

@@ -68,13 +68,13 @@ class LimitRecords:
             return msgspec.json.encode(msgspec.structs.replace(known, **values))
 
         await revise(self._meta, LIMITS + name, changed, f"the limits of {name} are")
-        await self.look()
+        await self.refresh()
 
     async def remove(self, name: str) -> None:
         """Remove the limits of a deleted topic or namespace."""
         await self._meta.remove(LIMITS + name)
 
-    async def look(self) -> list[Corrupt]:
+    async def refresh(self) -> list[Corrupt]:
         """Read all limits; return the errors of damaged records, whose last known limits stay in force."""
         names = [key.removeprefix(LIMITS) for key in await self._meta.keys(LIMITS)]
         found, damage = await look_at_all(names, self.read, self._known)

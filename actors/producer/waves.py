@@ -270,7 +270,7 @@ class Rounds:
             if appends:
                 made = Round(self._ports, appends, self._let_next)
                 self._newest = self._newest if large else made
-                made.begin()
+                made.start()
 
     def _let_next(self, over: Round | None, free: int) -> None:
         """Let others begin. over: a round that keeps no other waiting any more. free: so many appends do not count any
@@ -304,7 +304,7 @@ class Round:
         self._appends, self._left, self._counts = appends, len(appends), True
         self._timer: Timer = ports.clock.timer(ROUND_MS, self._late)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Begin the appends."""
         appends, self._appends = self._appends, []
         for begin in appends:

@@ -183,7 +183,7 @@ class CancellableWait:
             self._ended = True
             self._waits.cancel()
 
-    async def of(self, work: Awaitable[T]) -> T | None:
+    async def run(self, work: Awaitable[T]) -> T | None:
         """Return the result of some work, or raise its error; None if `end` ended it. A cancellation of the task itself
         ends the task.
         """

@@ -151,7 +151,7 @@ class Topic(Actor):
 
     async def start(self) -> None:
         """Take the partition over; the log is recovered in the background. Raises Fenced if there is a newer owner."""
-        await self._log.take()
+        await self._log.acquire()
         self.ports.spawn(self._recover(), "recover")
 
     async def stop(self, reason: str) -> None:

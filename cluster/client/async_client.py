@@ -771,7 +771,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
             raise
         self._waits[wait] = None
         try:
-            result = await wait.of(work)
+            result = await wait.run(work)
         finally:
             del self._waits[wait]
         if result is None and self.closed:

@@ -108,7 +108,7 @@ class PulsarGateway(GatewayActor):
         """Listen, where the ports are free, and wait for the others."""
         await self._port_holder.open()
         self.ports.spawn(self._serve(), "ports")
-        self.gateway.begin()
+        self.gateway.start()
         for renewed in (self._clients, self._tls):
             self.ports.spawn(renewed.run(), "renewal")
 

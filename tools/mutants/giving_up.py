@@ -63,7 +63,7 @@ GIVING_UP: list[Mutant] = [
     Mutant(
         name="who unsubscribes in vain waits for messages for ever",
         module="sluice.actors.pulsar.conversation.commands",
-        old='                self._session.begin(self._come_back(consumer), "unsubscribe")\n',
+        old='                self._session.spawn(self._come_back(consumer), "unsubscribe")\n',
         new="",
         world="gateway",
         test="tests/actors/pulsar/test_sent_away.py::test_failed_unsubscribe_tells_client_to_come_back",

@@ -19,7 +19,7 @@ SERVING: list[Mutant] = [
     Mutant(
         name="a reader that closes leaves its seek",
         module="sluice.actors.pulsar.conversation.commands",
-        old="        self._session.seeks.forget(asked.consumer_id)\n",
+        old="        self._session.seeks.discard(asked.consumer_id)\n",
         new="",
         world=GATEWAY,
         test=f"{READER_SEEKS}::test_a_reader_that_closes_leaves_no_seek",
@@ -371,7 +371,7 @@ SERVING: list[Mutant] = [
     Mutant(
         name="a client that went keeps what it held",
         module="sluice.actors.pulsar.conversation.client_session",
-        old='            self.remove_consumer(consumer)\n            self.begin(self.leave(consumer), "close")\n',
+        old='            self.remove_consumer(consumer)\n            self.spawn(self.leave(consumer), "close")\n',
         new="            self.remove_consumer(consumer)\n",
         world=GATEWAY,
         seed=6,

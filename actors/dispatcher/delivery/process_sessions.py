@@ -86,7 +86,7 @@ class ProcessSessions:
     async def heartbeat(self, ports: Ports, request: Heartbeat) -> HeartbeatAnswer:
         """See messages.Heartbeat. ports: of whoever was asked."""
         try:
-            await ports.process.of(OwnershipProof).look(ports, PROOF_MS)
+            await ports.process.of(OwnershipProof).prove(ports, PROOF_MS)
         except SluiceError as error:
             ports.log("notice_unknown", error=str(error))  # an owner may be certain without it
         answer, now = HeartbeatAnswer(compares=True, enlisted=bool(request.enlists)), ports.clock.monotonic()

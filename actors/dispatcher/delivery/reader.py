@@ -227,7 +227,7 @@ class BacklogReader:
         start = self._next()
         compacted = self._sessions.read_compacted
         asked = self._log.read(start, min(room, READ_MOST), wait=self._wait, ends_known=self.over, compacted=compacted)
-        reply = await self._asking.of(asked)  # None as soon as the read is void
+        reply = await self._asking.run(asked)  # None as soon as the read is void
         nothing = reply is not None and not reply.runs and reply.last_confirmed <= self.end
         here = process_of(self._topic.known_owner()) == process_of(self._ports.me)
         if not nothing:

@@ -145,9 +145,9 @@ class ClientConnection(ClientSession):
         """Report how many bytes were read and wait, and whether more may be read."""
         if not self.closed:
             self.intake.unfinished(self._waiting())
-            self.look()
+            self.adjust_reading()
 
-    def look(self) -> None:
+    def adjust_reading(self) -> None:
         """Stop reading if there is no room or if frames wait, and go on when that has changed."""
         if self.closed or not self._goes_further:
             return
@@ -394,11 +394,11 @@ class ClientConnection(ClientSession):
             text = "a subscription that several consumers share has no cumulative acknowledgement"
             self._acknowledged(asked, ServerError.NOT_ALLOWED, text)
         elif len(asked.message_id) > MOST_IDS:
-            self.begin(self._confirm_many(consumer, asked), "ack", asked.ByteSize())
+            self.spawn(self._confirm_many(consumer, asked), "ack", asked.ByteSize())
         else:
             unknown = consumer.acknowledge_sent(asked.message_id, cumulative=asked.ack_type == CUMULATIVE)
             if unknown or asked.HasField("request_id"):
-                self.begin(self._confirm(consumer, asked, [unknown]), "ack", asked.ByteSize())
+                self.spawn(self._confirm(consumer, asked, [unknown]), "ack", asked.ByteSize())
 
     async def _confirm_many(self, consumer: WireConsumer, asked: Any) -> None:
         """More ids than clients gather: some at a time, and others have their turn between."""
@@ -443,7 +443,7 @@ class ClientConnection(ClientSession):
             return
         if asked.HasField("consumer_epoch"):
             consumer.epoch = asked.consumer_epoch
-        self.begin(consumer.redeliver(list(asked.message_ids)), "redeliver", asked.ByteSize())
+        self.spawn(consumer.redeliver(list(asked.message_ids)), "redeliver", asked.ByteSize())
 
     # -- life -----------------------------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ class ClientSession:
         """How the client names itself."""
         self.greeted = self.closed = False
         self.fails_by = ServerError.NOT_ALLOWED
-        self.intake = Intake(gateway.held, self.look)
+        self.intake = Intake(gateway.held, self.adjust_reading)
         self.consuming = ConsumingClient(self.write, self.send_away, self.answers, UnackedShare(gateway.unacked))
         self._confirmed: list[tuple[int, int, Sends]] = []
         """Frames whose receipts were not written yet, each with its producer and partition."""
@@ -99,7 +99,7 @@ class ClientSession:
         self._sign.set()
         self._looks = LET_GO.looks
 
-    def look(self) -> None:
+    def adjust_reading(self) -> None:
         """The connection may have become full, or have room again."""
 
     def settled(self, size: int) -> None:
@@ -263,7 +263,7 @@ class ClientSession:
         _discard(self.gateway.consumers, (consumer.tp.topic, consumer.asked.subscription), consumer)
         self.gateway.reads_no_more(consumer)
         self.gateway.introductions.pop(consumer, None)
-        self.gateway.access.forget(consumer)
+        self.gateway.access.remove(consumer)
 
     async def leave(self, consumer: WireConsumer) -> None:
         """A consumer that was removed does not come back; a subscription that is not durable goes with its last one.
@@ -293,7 +293,7 @@ class ClientSession:
             del self.producers[producer.number]
         _discard(self.gateway.producers, (producer.tp.topic, producer.tp.partition), producer)
         self.gateway.introductions.pop(producer, None)
-        self.gateway.access.forget(producer)
+        self.gateway.access.remove(producer)
 
     def send_away(self, consumer: WireConsumer) -> None:
         """The client must come back with this consumer: it drops its messages, and subscribes again.
@@ -303,7 +303,7 @@ class ClientSession:
         self.remove_consumer(consumer)
         if consumer.opened:
             self.say("close_consumer", consumer_id=consumer.number, request_id=NO_REQUEST)
-        self.begin(consumer.close(), "close")
+        self.spawn(consumer.close(), "close")
 
     def fenced(self, producer: WireProducer) -> None:
         """Another producer of this name has taken its place. One that is still being opened is refused instead."""
@@ -332,10 +332,10 @@ class ClientSession:
         self, name: str, work: Callable[[], Awaitable[None]], request: int, size: int, *, laborious: bool = False
     ) -> None:
         """Carry out a request of so many bytes when it is its turn. One of QUESTIONS, and one whose turn has not come,
-        ends with the connection. laborious: see Turn.begin.
+        ends with the connection. laborious: see Turn.acquire.
         """
         turn = self._turns[request] = self.intake.request(size)
-        begin = partial(turn.begin, self.gateway.ports, large=name in LARGE, laborious=laborious)
+        begin = partial(turn.acquire, self.gateway.ports, large=name in LARGE, laborious=laborious)
         self._asking[turn] = name, self.gateway.ports.spawn(self._in_turn(turn, begin, name, work, request), name)
 
     async def _in_turn(
@@ -367,7 +367,7 @@ class ClientSession:
             self._turns[request_id].over()
         self.say("producer_success", request_id=request_id, **fields)
 
-    def begin(self, work: Coroutine[Any, Any, None], name: str, size: int = 0) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None], name: str, size: int = 0) -> None:
         """Do something beside what else comes. A defect in it ends this connection, and no other."""
         turn = self.intake.request(size)
 
@@ -412,7 +412,7 @@ class ClientSession:
             self.remove_producer(producer)
         for consumer in list(self.consumers.values()):
             self.remove_consumer(consumer)
-            self.begin(self.leave(consumer), "close")
+            self.spawn(self.leave(consumer), "close")
         self.intake.end()
 
 

@@ -333,7 +333,7 @@ class CommandHandlers:
 
     async def close_consumer(self, asked: Any) -> None:
         """CLOSE_CONSUMER: its acknowledgements are passed on, and then its messages go to the others."""
-        self._session.seeks.forget(asked.consumer_id)
+        self._session.seeks.discard(asked.consumer_id)
         consumer = self._session.consumers.get(asked.consumer_id)
         if consumer is not None:
             await consumer.looked_up()
@@ -362,7 +362,7 @@ class CommandHandlers:
                 pass
             except SluiceError as error:
                 # Its client goes on with it, and is told that it has left, but not before it is told of the refusal.
-                self._session.begin(self._come_back(consumer), "unsubscribe")
+                self._session.spawn(self._come_back(consumer), "unsubscribe")
                 if isinstance(error, Invalid):
                     raise CommandRefused(ServerError.CONSUMER_BUSY, str(error)) from None
                 raise

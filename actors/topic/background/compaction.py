@@ -180,7 +180,7 @@ class Compaction(BackgroundJob):
 
     def release(self) -> None:
         """Keep nothing in memory."""
-        self.reader.forget()
+        self.reader.clear()
 
     async def _take_newer(self) -> None:
         """A table that is newer than the record is named (actors.topic.background.newer_table). Raises Fenced,

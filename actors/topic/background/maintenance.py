@@ -366,8 +366,8 @@ class TopicMaintenance:
 
     def _drop(self, ledgers: list[int]) -> None:
         """Keep nothing of these ledgers in memory."""
-        self._log.forget(ledgers)
-        self._reads.forget(ledgers)
+        self._log.evict(ledgers)
+        self._reads.evict(ledgers)
         self._log.reader.forget_history()
 
     def _gone(self, ledgers: Iterable[LedgerRecord]) -> None:

@@ -121,7 +121,7 @@ class ManagedLedger:
 
     # -- taking over -------------------------------------------------------------------------------------------------
 
-    async def take(self) -> None:
+    async def acquire(self) -> None:
         """Become the owner. Raises Fenced if another new owner was faster."""
         await self.metadata.acquire(self._settings)
 
@@ -336,7 +336,7 @@ class ManagedLedger:
         settings = self._settings
         chosen = await self.bookies.choose(settings.ensemble)
         return LedgerRecord(
-            id=await self._ids.take(self._ports, self.record.highest_ledger),
+            id=await self._ids.allocate(self._ports, self.record.highest_ledger),
             state=LedgerState.OPEN,
             ensemble=settings.ensemble,
             write_quorum=settings.write_quorum,
@@ -479,7 +479,7 @@ class ManagedLedger:
         self.tail.drop(lost.ledger, lost.run)
         self.wake()
 
-    def forget(self, ledgers: list[int]) -> None:
+    def evict(self, ledgers: list[int]) -> None:
         """Drop cached data of trimmed ledgers, and let readers see the new beginning."""
         self.tail.drop_ledgers(ledgers)
         for ledger in ledgers:

@@ -442,10 +442,10 @@ class LogReads:
         self._old.drop(lost.ledger, lost.run)
         self.unreadable.fine(lost.ledger, lost.run)
 
-    def forget(self, ledgers: list[int]) -> None:
+    def evict(self, ledgers: list[int]) -> None:
         """Drop cached runs of trimmed ledgers."""
         self._old.drop_ledgers(ledgers)
-        self.unreadable.forget(ledgers)
+        self.unreadable.discard(ledgers)
         for ledger in ledgers:
             self._loading.pop(ledger, None)
 

@@ -63,7 +63,7 @@ class Unreadable:
         if self._runs and self._runs.pop((ledger, run), None) is not None:
             self._ports.log("readable_again", ledger=ledger, run=run)
 
-    def forget(self, ledgers: list[int]) -> None:
+    def discard(self, ledgers: list[int]) -> None:
         self._runs = {run: trouble for run, trouble in self._runs.items() if run[0] not in ledgers}
 
     def rows(self) -> list[dict[str, Any]]:

@@ -165,7 +165,7 @@ async def test_ledger_ids_are_never_given_twice() -> None:
         for giver, ports in givers:
             while True:
                 try:
-                    taken.append(await giver.take(ports, 0))
+                    taken.append(await giver.allocate(ports, 0))
                     break
                 except Unavailable:
                     continue
@@ -177,18 +177,18 @@ async def test_ledger_ids_are_never_given_twice() -> None:
 @simulated
 async def test_ledger_ids_stay_above_what_a_disk_knows() -> None:
     lab = Lab()
-    assert await LedgerIds().take(lab.ports, 0) == 1
+    assert await LedgerIds().allocate(lab.ports, 0) == 1
     assert not await stay_above(lab.meta, "b", BLOCK)
     assert await stay_above(lab.meta, "b", 1000)
     assert not await stay_above(lab.meta, "b", 1000)
-    assert 1000 < await LedgerIds().take(lab.make_ports("y"), 0) < 1000 + 3 * BLOCK
+    assert 1000 < await LedgerIds().allocate(lab.make_ports("y"), 0) < 1000 + 3 * BLOCK
 
 
 @simulated
 async def test_a_thousand_owners_share_a_few_blocks() -> None:
     lab = Lab()
     giver = LedgerIds()
-    taken = await asyncio.gather(*(giver.take(lab.make_ports(f"owner{number}"), 0) for number in range(1_000)))
+    taken = await asyncio.gather(*(giver.allocate(lab.make_ports(f"owner{number}"), 0) for number in range(1_000)))
     assert sorted(taken) == list(range(1, 1_001))
     newest = await lab.meta.read(LEDGER_IDS)
     assert newest is not None
@@ -200,32 +200,32 @@ async def test_a_thousand_owners_share_a_few_blocks() -> None:
 async def test_an_id_is_above_what_the_partition_had() -> None:
     lab = Lab()
     here, there = LedgerIds(), LedgerIds()
-    assert await here.take(lab.ports, 0) == 1
-    late = await there.take(lab.ports, 0)
-    assert await here.take(lab.ports, 0) == 2
-    moved = await here.take(lab.ports, late)
+    assert await here.allocate(lab.ports, 0) == 1
+    late = await there.allocate(lab.ports, 0)
+    assert await here.allocate(lab.ports, 0) == 2
+    moved = await here.allocate(lab.ports, late)
     assert moved > late
-    assert await there.take(lab.ports, moved) > moved
-    assert await here.take(lab.ports, 0) == moved + 1, "who needs none that is higher takes the next one"
+    assert await there.allocate(lab.ports, moved) > moved
+    assert await here.allocate(lab.ports, 0) == moved + 1, "who needs none that is higher takes the next one"
 
 
 @simulated
 async def test_an_id_is_new_where_the_highest_is_not_known() -> None:
     lab = Lab()
     here, there = LedgerIds(), LedgerIds()
-    assert await here.take(lab.ports, 0) == 1
-    given = [await there.take(lab.ports, 0) for _ in range(3 * BLOCK)]
-    assert await here.take(lab.ports, None) > max(given)
-    assert await here.take(lab.ports, None) > max(given) + 1, "another block: the last one was asked for before"
+    assert await here.allocate(lab.ports, 0) == 1
+    given = [await there.allocate(lab.ports, 0) for _ in range(3 * BLOCK)]
+    assert await here.allocate(lab.ports, None) > max(given)
+    assert await here.allocate(lab.ports, None) > max(given) + 1, "another block: the last one was asked for before"
 
 
 @simulated
 async def test_an_asker_that_ended_stops_nobody() -> None:
     lab = Lab()
     giver = LedgerIds()
-    first = asyncio.ensure_future(giver.take(lab.make_ports("a"), 0))
+    first = asyncio.ensure_future(giver.allocate(lab.make_ports("a"), 0))
     await asyncio.sleep(0)
-    second = asyncio.ensure_future(giver.take(lab.make_ports("b"), 0))
+    second = asyncio.ensure_future(giver.allocate(lab.make_ports("b"), 0))
     await asyncio.sleep(0)
     first.cancel()
     assert await second >= 1

@@ -65,7 +65,7 @@ def begin(confirmed: int, runs: list[int], lasts: list[int], fragments: tuple[Fr
     ledger = make_ledger()
     for fragment in fragments:
         ledger = ledger.with_fragment(fragment)
-    return LedgerRecovery.begin(ledger, confirmed, np.array(runs, np.int64), np.array(lasts, np.int64))
+    return LedgerRecovery.from_confirmed(ledger, confirmed, np.array(runs, np.int64), np.array(lasts, np.int64))
 
 
 def test_reading_begins_behind_the_last_run_known_confirmed() -> None:

@@ -15,7 +15,7 @@ KEY = "subscription/t/0/s"
 async def begun(ports: Ports) -> FencedRecord:
     """An owner that has written nothing yet."""
     record = FencedRecord(ports, KEY, removable=True)
-    await record.take()
+    await record.acquire()
     return record
 
 

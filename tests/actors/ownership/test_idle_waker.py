@@ -26,12 +26,12 @@ def test_while_the_proof_is_young_nobody_is_woken() -> None:
     async def scenario(world: World) -> None:
         ports = world.client("process")
         proof = ports.process.of(OwnershipProof)
-        await proof.look(ports)
+        await proof.prove(ports)
         with ExitStack() as stack:
             rests = Rests(ports, stack)
             for _ in range(20):
                 await world.loop.pause(YOUNG_MS - LOOK_MS)
-                await proof.look(ports)
+                await proof.prove(ports)
             assert rests.woken == []
             await world.loop.pause(YOUNG_MS + 2 * LOOK_MS)
             assert set(rests.woken) == {0}, "one is enough to make it young again"
@@ -43,11 +43,11 @@ def test_a_notice_wakes_all_one_after_the_other() -> None:
     async def scenario(world: World) -> None:
         ports = world.client("process")
         proof = ports.process.of(OwnershipProof)
-        await proof.look(ports)
+        await proof.prove(ports)
         with ExitStack() as stack:
             rests = Rests(ports, stack)
             await give_notice(world.client("other"), process_of(ports.me), "r0 2")
-            await proof.look(ports)
+            await proof.prove(ports)
             await world.loop.pause(2 * LOOK_MS)
             assert 0 < len(rests.woken) < OWNERS
             await world.loop.pause(SPREAD_MS)
@@ -59,7 +59,7 @@ def test_a_notice_wakes_all_one_after_the_other() -> None:
 def test_owner_that_begins_to_rest_untold_is_woken_as_well() -> None:
     async def scenario(world: World) -> None:
         ports = world.client("process")
-        await ports.process.of(OwnershipProof).look(ports)
+        await ports.process.of(OwnershipProof).prove(ports)
         with ExitStack() as stack:
             rests = Rests(ports, stack, told=False)
             await world.loop.pause(SPREAD_MS + 2 * LOOK_MS)

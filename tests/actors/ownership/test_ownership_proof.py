@@ -18,7 +18,7 @@ OWNERS = 5
 async def taken(ports: Ports, key: str) -> FencedRecord:
     """A record of this process."""
     record = FencedRecord(ports, key)
-    await record.take()
+    await record.acquire()
     await record.save({})
     return record
 
@@ -49,7 +49,7 @@ def test_one_look_proves_all_owners_of_a_process() -> None:
     async def scenario(world: World) -> None:
         meta = CountingMeta(world.client("process"))
         proof = meta.ports.process.of(OwnershipProof)
-        await proof.look(meta.ports)
+        await proof.prove(meta.ports)
         records = [await taken(meta.ports, f"r{number}") for number in range(OWNERS)]
         await world.loop.pause(1_000)
         meta.reads.clear()
@@ -64,7 +64,7 @@ def test_one_look_proves_all_owners_of_a_process() -> None:
 def test_one_of_those_that_must_look_does_so_for_all() -> None:
     async def scenario(world: World) -> None:
         ports = world.client("process")
-        await ports.process.of(OwnershipProof).look(ports)
+        await ports.process.of(OwnershipProof).prove(ports)
         records = [await taken(ports, f"r{number}") for number in range(OWNERS)]
         for _ in range(2):
             assert [record.leaves_proof() for record in records] == [False] + [True] * (OWNERS - 1)
@@ -149,14 +149,14 @@ def test_look_that_is_given_up_delays_no_other() -> None:
         ports = world.client("process")
         proof = ports.process.of(OwnershipProof)
         world.meta.trouble.faults.delay_ms = (5_000, 5_000)
-        task = world.loop.create_task(proof.look(ports))
+        task = world.loop.create_task(proof.prove(ports))
         await world.loop.pause(10)
-        waiting = world.loop.create_task(proof.look(ports))
+        waiting = world.loop.create_task(proof.prove(ports))
         await world.loop.pause(10)
         task.cancel()
         with pytest.raises(Unavailable):
             await waiting
-        await proof.look(ports)
+        await proof.prove(ports)
         assert proof.notice == 1
 
     World(1).play(scenario)
@@ -168,10 +168,10 @@ def test_looker_that_ends_silently_delays_no_other() -> None:
         ports = dataclasses.replace(ports, process=looker.process)
         proof = ports.process.of(OwnershipProof)
         world.meta.trouble.faults.delay_ms = (500, 500)
-        looker.spawn(proof.look(looker), "look")
+        looker.spawn(proof.prove(looker), "look")
         await world.loop.pause(10)
         world.crash("looker")
-        await proof.look(ports)
+        await proof.prove(ports)
         assert proof.notice == 1
 
     World(1).play(scenario)

@@ -30,7 +30,7 @@ async def test_limits_set_elsewhere_hold_after_a_look() -> None:
     here, there = LimitRecords(meta), LimitRecords(meta)
     await there.change(TOPIC, consumers=2)
     assert here.that_hold("orders") == NONE
-    await here.look()
+    await here.refresh()
     assert here.that_hold("orders").consumers == 2
 
 
@@ -52,10 +52,10 @@ async def test_a_damaged_record_is_no_answer_for_the_others() -> None:
     meta = MemoryMeta()
     here, there = LimitRecords(meta), LimitRecords(meta)
     await there.change(TOPIC, consumers=2)
-    assert await here.look() == []
+    assert await here.refresh() == []
     meta.records[LIMITS + TOPIC].append(b"{")
     await there.change(of_topic("other"), consumers=3)
     for limits in (here, there):
-        (damage,) = await limits.look()
+        (damage,) = await limits.refresh()
         assert "the limits of topic/orders" in str(damage)
         assert (limits.that_hold("orders").consumers, limits.that_hold("other").consumers) == (2, 3)

@@ -101,11 +101,11 @@ async def test_a_damaged_quota_is_no_answer_for_the_others() -> None:
     meta = MemoryMeta()
     here, there = Quotas(meta), Quotas(meta)
     await there.set(of_topic("odd"), Quota(1, "producer_exception"))
-    assert await here.look() == []
+    assert await here.refresh() == []
     meta.records[QUOTAS + of_topic("odd")].append(b"?")
     await there.set(of_topic("other"), Quota(2, "producer_exception"))
     for quotas in (here, there):
-        (damage,) = await quotas.look()
+        (damage,) = await quotas.refresh()
         assert "topic/odd" in str(damage)
         assert (quotas.that_holds("odd"), quotas.that_holds("other")) == (
             Quota(1, "producer_exception"),

@@ -116,7 +116,7 @@ def test_changed_retention_holds_within_a_minute(phase: int) -> None:
         ports = world.process(cluster.current.partition("/")[0]).ports
 
         def look() -> None:
-            ports.spawn(ports.process.of(OwnershipProof).look(ports), "look")
+            ports.spawn(ports.process.of(OwnershipProof).prove(ports), "look")
 
         with ports.process.of(IdleWaker).rest(ports, look, told=True):
             await world.loop.pause(200_000 + phase)

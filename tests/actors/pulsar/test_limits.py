@@ -31,7 +31,7 @@ async def limited(clients: Clients, **limits: Rate | int | None) -> None:
     for name in GATEWAYS:
         actor = clients.broker.world.process(name).actor
         assert isinstance(actor, SimGateway)
-        await actor.gateway.limits.look()
+        await actor.gateway.limits.refresh()
         actor.gateway.head_count.others = everybody  # type: ignore[method-assign]
 
 
@@ -293,8 +293,8 @@ def test_a_gateway_that_refuses_is_one_that_is_away() -> None:
         await clients.producer(wire, "till", SHARED)
         for _ in range(20):
             await clients.send(wire, "c0")
-        await second.rate_shares.look()
-        await first.rate_shares.look()
+        await second.rate_shares.measure()
+        await first.rate_shares.measure()
         broker = Broker(clients.broker.ports, CONTROLLER)
         broker.gateways = everybody  # type: ignore[method-assign]
         assert len((await broker.clients(Named("orders", 0)))[0]["producers"]) == 1

@@ -14,7 +14,7 @@ async def test_a_wait_that_is_ended_has_no_result() -> None:
     interruption, never = CancellableWait(), asyncio.get_running_loop().create_future()
 
     async def waits() -> list[int | None]:
-        return [await interruption.of(never), await interruption.of(asyncio.sleep(0, 7))]
+        return [await interruption.run(never), await interruption.run(asyncio.sleep(0, 7))]
 
     waiting = asyncio.create_task(waits())
     await asyncio.sleep(0)
@@ -26,7 +26,7 @@ async def test_a_wait_that_is_ended_has_no_result() -> None:
 
 async def test_a_result_that_came_at_the_same_moment_is_void() -> None:
     interruption, soon = CancellableWait(), asyncio.get_running_loop().create_future()
-    waiting = asyncio.create_task(interruption.of(soon))
+    waiting = asyncio.create_task(interruption.run(soon))
     await asyncio.sleep(0)
     soon.set_result(1)
     interruption.end()
@@ -36,15 +36,15 @@ async def test_a_result_that_came_at_the_same_moment_is_void() -> None:
 async def test_nothing_is_ended_before_or_behind_a_wait() -> None:
     interruption = CancellableWait()
     interruption.end()
-    assert await interruption.of(asyncio.sleep(0, 1)) == 1
+    assert await interruption.run(asyncio.sleep(0, 1)) == 1
     interruption.end()
-    assert await interruption.of(asyncio.sleep(0, 2)) == 2
+    assert await interruption.run(asyncio.sleep(0, 2)) == 2
 
 
 async def test_a_task_that_is_cancelled_ends() -> None:
     """Also where its wait is ended in the same moment."""
     interruption = CancellableWait()
-    waiting = asyncio.create_task(interruption.of(asyncio.get_running_loop().create_future()))
+    waiting = asyncio.create_task(interruption.run(asyncio.get_running_loop().create_future()))
     await asyncio.sleep(0)
     waiting.cancel()
     interruption.end()
@@ -57,4 +57,4 @@ async def test_error_of_the_work_is_raised() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        await CancellableWait().of(fails())
+        await CancellableWait().run(fails())

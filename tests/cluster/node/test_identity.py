@@ -152,7 +152,7 @@ async def test_an_older_metadata_store_gives_no_number_again() -> None:
     assert bookie.store.ledgers.ids() == [50]
     assert bookie.store.generation >= generation, "it was not formatted"
     assert "metadata_older_than_disk" in [event for event, _ in world.events]
-    assert await LedgerIds().take(bookie.ports, 0) > 50
+    assert await LedgerIds().allocate(bookie.ports, 0) > 50
     await world.kill()
     await meta.remove(CLUSTER)
     await meta.remove(cookie_key("b1"))

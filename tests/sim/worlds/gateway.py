@@ -156,7 +156,7 @@ class SimGateway(GatewayActor):
 
     async def start(self) -> None:
         """Listen, or wait for that."""
-        self.gateway.begin()
+        self.gateway.start()
         if self._port_holder is not None:
             await self._port_holder.open()
             self.ports.spawn(self._port_holder.run(), "doors")

@@ -127,7 +127,7 @@ class _Course(Course):
         await self.insist(lambda: metadata.acquire(TopicSettings()))
         ids, made = LedgerIds(), set[int]()
         for _ in range(ledgers):
-            number = await self.insist(partial(ids.take, ports, 0))
+            number = await self.insist(partial(ids.allocate, ports, 0))
             made.add(number)
             ledger = LedgerRecord(
                 id=number, state=LedgerState.CLOSED, ensemble=3, write_quorum=3, ack_quorum=3,

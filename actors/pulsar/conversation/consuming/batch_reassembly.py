@@ -151,7 +151,7 @@ class BatchReassembler:
     """Parts of one consumer on their way out. ready: what may be sent now, in order.
 
     want: let so many messages be on their way, whatever the client has room for. send: told when there is more in
-    `ready`. idle: whether everything that came was handed to `take`.
+    `ready`. idle: whether everything that came was handed to `add`.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class BatchReassembler:
         self._working = False
         self._handling = CancellableWait()
 
-    def take(self, part: Received) -> None:
+    def add(self, part: Received) -> None:
         """A part came. From here on it is at the client, as far as others know."""
         part.shown = len(part)
         if not (self._working or self._begun or part.follows or self._may_be_cut(part, 0, len(part))):
@@ -226,7 +226,7 @@ class BatchReassembler:
     async def _work(self) -> None:
         while self._queue:
             part = self._queue[0]
-            await self._handling.of(self._handle(part))
+            await self._handling.run(self._handle(part))
             if self._queue and self._queue[0] is part:
                 self._queue.popleft()
             self._send()

@@ -24,7 +24,7 @@ class LogExtent:
         self.last = -1
         """The last position that is known to exist, -1 for none."""
 
-    async def look(self, positions: list[int]) -> None:
+    async def refresh(self, positions: list[int]) -> None:
         """Learn of these positions; the owner is asked if one may have come since. Raises Unavailable."""
         if any(self.end_of(at) < at for at in positions):
             ask, tp = self._directory.ask_owner, self._tp

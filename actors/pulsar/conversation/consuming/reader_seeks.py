@@ -38,6 +38,6 @@ class Seeks:
         if (known := self._targets.get(number)) is not None and known[1] == start:
             del self._targets[number]
 
-    def forget(self, number: int) -> None:
+    def discard(self, number: int) -> None:
         """Forget the seek of a reader that does not come back."""
         self._targets.pop(number, None)

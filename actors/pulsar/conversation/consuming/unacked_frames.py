@@ -131,7 +131,7 @@ class UnackedFrames:
         found = map(self._numbers.__contains__, positions.tolist())
         return np.fromiter(found, bool, len(positions))
 
-    def take(self, positions: Ints) -> tuple[list[tuple[Received, Ints]], Ints]:
+    def remove(self, positions: Ints) -> tuple[list[tuple[Received, Ints]], Ints]:
         """Remove these: (rows by part, how many rows each position stood for; 0: it is not here)."""
         found = map(self._numbers.pop, positions.tolist(), repeat(-1))
         numbers = np.fromiter(found, np.int64, len(positions))

@@ -321,7 +321,7 @@ class WireConsumer:
         if self._whole is None:
             self._send_part(RowRange(part, 0, len(part)))
         else:
-            self._whole.take(part)
+            self._whole.add(part)
 
     async def _look_again(self) -> None:
         while not self.closed and self._part.lease_over():
@@ -371,7 +371,7 @@ class WireConsumer:
             gateway.ports.spawn(self._pause(wait), "rate")
         self._let_go(stretch)
         if self.is_reader and (self._sent.messages > MOST_UNACKNOWLEDGED or self._share.full):
-            for one, rows in self._sent.take(self._sent.oldest_half())[0]:
+            for one, rows in self._sent.remove(self._sent.oldest_half())[0]:
                 self._part.acknowledge(one, rows)
 
     def _let_go(self, stretch: RowRange) -> None:
@@ -461,7 +461,7 @@ class WireConsumer:
         unsure: list[int] = []
         unknown = [(one, position_of(one)) for one in self._acknowledge_each(ids, cumulative=cumulative)]
         named = [] if self.is_reader else [(one, at) for one, at in unknown if at is not None]
-        await self._extent.look([at for _, at in named])
+        await self._extent.refresh([at for _, at in named])
         failure: SluiceError | None = None
         for one, at in named:
             end = self._extent.end_of(at)
@@ -523,7 +523,7 @@ class WireConsumer:
         """Take frames from the client's unacknowledged ones; return their rows, by part. The client may still name the
         ids, so the gateway remembers how many rows each stands for.
         """
-        rows, counts = self._sent.take(positions)
+        rows, counts = self._sent.remove(positions)
         known = counts > 0
         if known.any():
             self._gateway.pieces.remember(self._key, positions[known], counts[known])
@@ -609,7 +609,7 @@ class WireConsumer:
             await self._part.redeliver_all()
             return
         named = [at for one in ids if (at := position_of(one)) is not None]
-        if back := self._sent.take(np.array(named, np.int64))[0]:
+        if back := self._sent.remove(np.array(named, np.int64))[0]:
             await self._part.nack(back, 0)
 
     def come_back(self) -> None:

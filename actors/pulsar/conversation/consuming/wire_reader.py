@@ -48,7 +48,7 @@ class _GivenBack:
         self.positions, first = np.unique(positions, return_index=True)
         self._counts = np.concatenate([self._counts, counts])[first]
 
-    def take(self, positions: Positions) -> np.ndarray:
+    def pop(self, positions: Positions) -> np.ndarray:
         """Remove the positions (ascending) that are noted here; return the redelivery count of each removed one."""
         taken = np.isin(self.positions, positions)
         counts: np.ndarray = self._counts[taken]
@@ -190,7 +190,7 @@ class LogReader:
         """Read, or wait until that may go; False: it never will."""
         self._under_way.append(under_way := CancellableWait())
         try:
-            await under_way.of(reading)
+            await under_way.run(reading)
         except (Unavailable, Fenced) as error:
             self._ports.log("reader_waits", error=str(error))
             await wait.pause()
@@ -245,10 +245,10 @@ class LogReader:
                 part = part.take(np.flatnonzero(np.isin(part.positions, here)))
                 if not len(part):
                     continue
-                part.redeliveries = self._again.take(part.positions)
+                part.redeliveries = self._again.pop(part.positions)
                 left = np.setdiff1d(left, part.positions)
                 self._hand_out(part)
-        self._again.take(left[: left.searchsorted(found.resume)])
+        self._again.pop(left[: left.searchsorted(found.resume)])
 
     async def _run_of(self, index: RunIndex) -> DecodedRun | None:
         """The run that an index is of; None if it was trimmed. Raises Unavailable."""

@@ -81,7 +81,7 @@ class AccessControl:
         if self.permissions is not None:
             self._admitted[one] = _Admitted(roles, wishes, on_revoked)
 
-    def forget(self, one: object) -> None:
+    def remove(self, one: object) -> None:
         """Drop a producer or consumer that has gone. Idempotent."""
         self._admitted.pop(one, None)
 

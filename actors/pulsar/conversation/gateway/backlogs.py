@@ -57,16 +57,16 @@ class Backlogs:
         """Look again and again, for ever."""
         while True:
             try:
-                await self.look()
+                await self.enforce()
             except SluiceError as error:
                 self._ports.log("quotas_unknown", error=str(error))
             await self._ports.clock.sleep(CHECK_MS)
 
-    async def look(self) -> None:
+    async def enforce(self) -> None:
         """Send those away that would be kept out if they came now. Raises Unavailable."""
-        damaged = [*await self._quotas.look(), *await self._ages.look()]
+        damaged = [*await self._quotas.refresh(), *await self._ages.refresh()]
         if self._limits is not None:
-            damaged += await self._limits.look()
+            damaged += await self._limits.refresh()
         for error in damaged:
             self._ports.log("quota_unknown", error=str(error))
         if not (self._quotas.any or self._ages.any):

@@ -199,7 +199,7 @@ class Gateway:
         """Told what clients have done, and what was refused."""
         self._made = 0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Begin what goes on beside the connections, for as long as the process lives."""
         self.ports.spawn(self._forget(), "memory")
         self.ports.spawn(self.backlogs.run(), "backlogs")

@@ -118,7 +118,7 @@ class HeldBytes:
         if before > BUFFER_BYTES >= self.total:
             waiting, self._waiting = self._waiting, {}
             for intake in waiting:
-                intake.look()
+                intake.notify()
 
     @property
     def full(self) -> bool:
@@ -139,7 +139,7 @@ class Turn:
         self._since = 0
         self.begun = self._over = False
 
-    async def begin(self, ports: Ports, *, large: bool, laborious: bool = False) -> None:
+    async def acquire(self, ports: Ports, *, large: bool, laborious: bool = False) -> None:
         """Wait until the connection may ask one more question. large: its answer may be, so there is one at a time,
         and none before the client has taken the earlier ones. laborious: much is read for it, so one at a time as well.
         """
@@ -204,7 +204,7 @@ class Intake:
             self._held.tell(self)
         return crowded
 
-    def look(self) -> None:
+    def notify(self) -> None:
         self.room.set()
         self._changed()
 
@@ -213,14 +213,14 @@ class Intake:
         if not self._over:
             self._pending += size
             self._held.change(size)
-            self.look()
+            self.notify()
 
     def unfinished(self, size: int) -> None:
         """This number of bytes was read and waits, for the rest of a frame or for room."""
         if not self._over and size != self._unfinished:
             before, self._unfinished = self._unfinished, size
             self._held.change(size - before)
-            self.look()
+            self.notify()
 
     def request(self, size: int) -> Turn:
         """One more request with this number of bytes."""
@@ -231,7 +231,7 @@ class Intake:
         """Add a number of requests under way; negative: subtract."""
         self._requests += count
         self._bytes += size
-        self.look()
+        self.notify()
 
     def choke(self, choked: bool) -> None:
         """The client has stopped reading, or reads again."""
@@ -240,17 +240,17 @@ class Intake:
             self.drained.clear()
         else:
             self.drained.set()
-        self.look()
+        self.notify()
 
     def connect(self, connecting: bool) -> None:
         """A CONNECT is under way, or has its answer."""
         self.connecting = connecting
-        self.look()
+        self.notify()
 
     def throttle(self, throttled: bool) -> None:
         """Note whether the connection's publishing exceeds a rate."""
         self.throttled = throttled
-        self.look()
+        self.notify()
 
     def end(self) -> None:
         """The connection is over: it holds nothing any more."""

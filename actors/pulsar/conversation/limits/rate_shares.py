@@ -27,13 +27,13 @@ class RateShares:
         while True:
             await self._ports.clock.sleep(CHECK_MS)
             try:
-                await self.look()
+                await self.measure()
             except SluiceError as error:
                 self._ports.log("rates_unknown", error=str(error))
 
-    async def look(self) -> None:
+    async def measure(self) -> None:
         """Find out what passes here and elsewhere. Raises Unavailable."""
-        self._rates.look()
+        self._rates.measure()
         if not self._rates.any:
             return
         others = [one for one in await self._head_count.others() if one != self._ports.me]

@@ -64,7 +64,7 @@ class TokenBucket:
         self._left = list(self._most)
         self._taken, self._since = [0, 0], now
 
-    def take(self, messages: int, size: int, now: int) -> int:
+    def consume(self, messages: int, size: int, now: int) -> int:
         """Take `messages` of `size` bytes; return for how many milliseconds nothing more may pass, 0 for none."""
         period, passed = self.rate.period_s * 1000, now - self.used
         self.used, wait = now, 0.0
@@ -128,7 +128,7 @@ class RateLimiter:
         """Whether something has a rate here that was used lately."""
         return bool(self._buckets)
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """Find out what has passed since the last look."""
         now, uses = self._clock.monotonic(), dict[Limited, Use]()
         for key, bucket in self._buckets.items():
@@ -163,7 +163,7 @@ class RateLimiter:
             self._buckets[key] = bucket
             if len(self._buckets) > MOST_BUCKETS:
                 self._buckets = {one: kept for one, kept in self._buckets.items() if now - kept.used < IDLE_MS}
-        return bucket.take(passed.messages, passed.size, now)
+        return bucket.consume(passed.messages, passed.size, now)
 
 
 async def held_back(

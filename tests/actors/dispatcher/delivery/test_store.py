@@ -30,7 +30,7 @@ class Owner:
 
     async def begin(self) -> None:
         """Take the record and keep it."""
-        await self.record.take()
+        await self.record.acquire()
         await self.record.save({})
         self.store.start()
         self.ports.spawn(self._watch(), "watch")

@@ -40,7 +40,7 @@ async def owner(broker: Broker, partition: int = 0) -> Dispatcher:
 async def replace(broker: Broker, actor: Dispatcher) -> None:
     """A newer owner writes the record, and this one is not told."""
     newer = FencedRecord(broker.world.client("newer"), actor.identity.key)
-    value = await newer.take()
+    value = await newer.acquire()
     assert value is not None
     await newer.save(value)
 

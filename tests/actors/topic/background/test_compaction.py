@@ -250,7 +250,7 @@ def test_a_table_that_is_damaged_is_named(how: str) -> None:
         data = world.objects.objects.pop(name)
         if how == "damaged":
             world.objects.objects[name] = data[:50] + b"!" + data[51:]
-        cluster.job(compaction.Compaction).reader.forget()
+        cluster.job(compaction.Compaction).reader.clear()
         with pytest.raises(Unavailable, match=f"object {name}"):
             await View().read(client, cluster.current)
         assert name in (await ask(client, cluster.current, Ping())).problem

@@ -250,7 +250,7 @@ def test_data_that_an_absent_store_may_have_is_not_given_up() -> None:
         for _ in range(5):
             await producer.publish(3)
         await until(client, lambda: all(one.offloaded and one.fragments for one in record_of(cluster).ledgers[:2]))
-        cluster.topic()._log.reader.history.forget()
+        cluster.topic()._log.reader.history.clear()
         first = record_of(cluster).ledgers[0]
         cluster.flip(first.id, 0)
         world.objects.trouble.refused["get"] = Unavailable

@@ -56,7 +56,7 @@ def test_taken_frames_are_the_last_sent(given_steps: list[tuple[str, list[int]]]
             sent.pop(positions[0])
             del model[positions[0]]
         elif do == "take":
-            rows, counts = sent.take(np.array(positions, np.int64))
+            rows, counts = sent.remove(np.array(positions, np.int64))
             taken = [model.pop(at, None) for at in positions]
             assert counts.tolist() == [0 if one is None else one[2] for one in taken]
             expected = sorted((id(p), row) for p, first, n in filter(None, taken) for row in range(first, first + n))

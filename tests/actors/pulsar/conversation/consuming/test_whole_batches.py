@@ -212,7 +212,7 @@ async def test_the_log_says_whether_a_batch_was_cut(done: bool) -> None:
     part: Any = SimpleNamespace(batches=SimpleNamespace(apart=False, still_open=still_open))
     payloads: Any = SimpleNamespace(run=run)
     whole = BatchReassembler(ports, part, payloads, want=lambda _: None, send=lambda: None, idle=lambda: True)
-    whole.take(part_of([*range(5), *range(10, 13)], [*range(5), *range(3)]))
+    whole.add(part_of([*range(5), *range(10, 13)], [*range(5), *range(3)]))
     await asyncio.gather(*works)
     assert [(one.first, one.end, one.rest) for one in whole.ready] == [(0, 8, not done)]
 
@@ -239,7 +239,7 @@ async def sent_of(parts: list[Received]) -> list[list[int]]:
     whole = BatchReassembler(ports, part, payloads, want=lambda _: None, send=lambda: None, idle=lambda: False)
     for each in parts:
         assert not whole.ready, "the rest is waited for"
-        whole.take(each)
+        whole.add(each)
         await asyncio.gather(*works)
     stretches = [*whole.ready]
     for stretch in stretches:
@@ -439,12 +439,12 @@ async def test_batch_end_already_asked_is_not_asked_again() -> None:
     whole = BatchReassembler(ports, part, payloads, want=lambda _: None, send=lambda: None, idle=lambda: True)
     first = part_of([*range(5), *range(10, 13)], [*range(5), *range(3)], UNKNOWN)
     for each in (first, part_of([*range(20, 25), 30], [*range(5), 0])):
-        whole.take(each)
+        whole.add(each)
     await begun.wait()
     whole.clear()
     await asyncio.wait_for(asyncio.gather(*works), 5)
     assert (asked, whole.waiting, bool(first.open.any())) == ([12], 0, False)
     answered.set()
-    whole.take(part_of([*range(5), *range(10, 13)], [*range(5), *range(3)], UNKNOWN))
+    whole.add(part_of([*range(5), *range(10, 13)], [*range(5), *range(3)], UNKNOWN))
     await asyncio.gather(*works)
     assert [(one.first, one.end, one.rest) for one in whole.ready] == [(0, 8, False)]

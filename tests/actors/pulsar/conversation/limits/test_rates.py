@@ -13,7 +13,7 @@ def passed(rate: Rate, sizes: list[tuple[int, int]], until: int) -> int:
     bucket, now, count = TokenBucket(rate, 0), 0, 0
     while now < until:
         messages, size = sizes[count % len(sizes)]
-        wait = bucket.take(messages, size, now)
+        wait = bucket.consume(messages, size, now)
         count += 1
         now += wait
         if not wait:
@@ -34,10 +34,10 @@ def test_bytes_and_messages_both_count() -> None:
 
 def test_message_larger_than_a_period_passes_into_debt() -> None:
     bucket = TokenBucket(Rate(bytes=100), 0)
-    assert bucket.take(1, 1_000, 0) == 9_001
-    assert bucket.take(1, 1, 9_001) > 0
-    assert bucket.take(1, 1, 60_000) == 0, "and what is saved is no more than one period"
-    assert bucket.take(1, 200, 60_000) == 1_011
+    assert bucket.consume(1, 1_000, 0) == 9_001
+    assert bucket.consume(1, 1, 9_001) > 0
+    assert bucket.consume(1, 1, 60_000) == 0, "and what is saved is no more than one period"
+    assert bucket.consume(1, 200, 60_000) == 1_011
 
 
 def test_a_period_may_be_longer() -> None:
@@ -46,7 +46,7 @@ def test_a_period_may_be_longer() -> None:
 
 def test_no_rate_is_no_limit() -> None:
     bucket = TokenBucket(Rate(), 0)
-    assert [bucket.take(10**9, 10**12, 0) for _ in range(3)] == [0, 0, 0]
+    assert [bucket.consume(10**9, 10**12, 0) for _ in range(3)] == [0, 0, 0]
 
 
 def together(*wanted: int) -> list[float]:
@@ -58,7 +58,7 @@ def together(*wanted: int) -> list[float]:
     for now in range(0, 60_001, 10):
         for at, (bucket, each) in enumerate(zip(buckets, wanted, strict=True)):
             if now >= until[at] and now * each // 1_000 > passed[at]:
-                until[at] = now + bucket.take(1, 0, now)
+                until[at] = now + bucket.consume(1, 0, now)
                 passed[at] += 1
             elif now >= until[at]:
                 until[at] = now
@@ -88,5 +88,5 @@ def test_gateways_share_a_rate_by_their_needs(wanted: list[int], get: list[int])
 def test_bytes_without_a_rate_have_no_share() -> None:
     bucket = TokenBucket(Rate(messages=100), 0)
     bucket.share([Use(1_000, 1_000)])
-    assert bucket.take(0, 10**12, 0) == 0
-    assert bucket.take(51, 0, 0) == 21
+    assert bucket.consume(0, 10**12, 0) == 0
+    assert bucket.consume(51, 0, 0) == 21
