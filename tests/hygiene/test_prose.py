@@ -28,8 +28,8 @@ PHRASE = re.compile(
 MOST_OPENINGS, MOST_PHRASES, MOST_TEST_NAMES = 459, 127, 196
 VAGUE = ("take", "begin", "look", "settle", "forget", "tell", "behind", "of")
 """Verbs that say nothing of what happens."""
-MOST_CLASSES = {"take": 36, "begin": 38, "look": 26, "settle": 5, "forget": 18, "tell": 5, "behind": 5, "of": 16}
-"""The number of classes that may have a method of that name."""
+MOST_CLASSES = 5
+"""The number of classes that may have a method of such a name."""
 
 
 def docstrings(file: Module) -> Iterator[tuple[int, str]]:
@@ -72,7 +72,7 @@ def test_names_of_tests_begin_with_a_condition() -> None:
 
 @pytest.mark.parametrize("verb", VAGUE)
 def test_vague_verb_names_few_methods(verb: str) -> None:
-    assert vague_verbs()[verb] <= MOST_CLASSES[verb]
+    assert vague_verbs()[verb] <= MOST_CLASSES
 
 
 def vague_verbs() -> Counter[str]:
