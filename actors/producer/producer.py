@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 import msgspec
@@ -20,7 +21,7 @@ from sluice.actors.messages import AccessMode, CloseProducer, OpenProducer, Publ
 from sluice.actors.ports import Address, Ports, Task, Unknown
 from sluice.actors.ports.wire import Blob
 from sluice.actors.producer.batches import RUN_BYTES, RUN_MESSAGES, Outgoing, halves
-from sluice.actors.producer.waves import PUBLISH_TIMEOUT, Outcome, Waves
+from sluice.actors.producer.waves import PUBLISH_TIMEOUT, Outcome, Over, Waves
 from sluice.actors.runtime.asking import ask
 from sluice.actors.runtime.backoff import Backoff
 from sluice.actors.runtime.gc_pressure import CLIENT, LET_GO
@@ -197,7 +198,7 @@ class PartitionProducer:
         else:
             self._idle.set()
 
-    def publish(self, gathered: list[Outgoing], over: Callable[[], None]) -> None:
+    def publish(self, gathered: list[Outgoing], over: Over) -> None:
         """Publish what was gathered, once; what has no outcome then is published again beside the waves. over: called
         at the end of the first attempt.
         """
@@ -207,24 +208,21 @@ class PartitionProducer:
         try:
             request, run, batch = self._encoded(gathered)
         except SluiceError:  # its own attempt says so to whom it concerns
-            self.publish_alone(gathered)
-            over()
+            over(partial(self.publish_alone, gathered))
             return
 
         def answered(outcome: Outcome) -> None:
-            self._settle(gathered, run, outcome, batch)
-            over()
+            over(partial(self._settle, gathered, run, outcome, batch))
 
         ask(self._ports, self.address, request, PUBLISH_TIMEOUT, answered)
 
-    async def _publish_large(self, gathered: list[Outgoing], over: Callable[[], None]) -> None:
+    async def _publish_large(self, gathered: list[Outgoing], over: Over) -> None:
         try:
             request, run, batch = await self._prepare(gathered)
         except SluiceError:  # its own attempt says so to whom it concerns
-            self.publish_alone(gathered)
+            over(partial(self.publish_alone, gathered))
         else:
-            self._settle(gathered, run, await self._ask(request), batch)
-        over()
+            over(partial(self._settle, gathered, run, await self._ask(request), batch))
 
     def _settle(self, gathered: list[Outgoing], run: Run, outcome: Outcome, batch: StoredBatch) -> None:
         """The first attempt has this outcome."""

@@ -34,6 +34,8 @@ from sluice.storage.format.frame import MAX_NAMES_BYTES, MAX_SEGMENTS, Run, make
 
 Outcome = Published | Unknown | SluiceError
 """The end of one attempt to publish."""
+Over = Callable[[Callable[[], None]], None]
+"""Called once at the end of an attempt, with a function that reports the outcome: the round calls it."""
 PUBLISH_TIMEOUT = 10_000
 JOINT_BYTES = 64 * 1024
 """A batch of more bytes goes by itself: it costs no less together with others."""
@@ -41,7 +43,13 @@ WAVE_BYTES = 1024 * 1024
 """The most bytes of one wave."""
 MOST_APPENDS = 100
 ROUND_MS = 20
+RETURN_MS = 2
+MOST_SKIPPED = 16
 PATIENCE_MS = 3_000
+
+
+def _nothing() -> None:
+    """Settle nothing."""
 
 
 class WaveProducer(Protocol):
@@ -67,7 +75,7 @@ class WaveProducer(Protocol):
     def go_on(self) -> None:
         """Wait for the next wave if anything is queued."""
 
-    def publish(self, gathered: list[Outgoing], over: Callable[[], None]) -> None:
+    def publish(self, gathered: list[Outgoing], over: Over) -> None:
         """Publish these as a run of their own, once. over: called at the end of the attempt."""
 
     def confirm(self, gathered: list[Outgoing], ledger: int, first_entry: int) -> None:
@@ -123,6 +131,7 @@ class PartitionWaves:
     def join(self, producer: WaveProducer) -> None:
         """Publish what this producer has waiting with the next wave."""
         self._waiting.append(producer)
+        self._rounds.came()
         if not self._under_way:
             self._go_on()
 
@@ -137,17 +146,21 @@ class PartitionWaves:
     def _publish_next(self, turn: Round) -> None:
         while not (parts := self._next()) and self._waiting:
             pass
+        turn.producers += len(parts)
         over = partial(self._over, turn)
         if len(parts) == 1:
             parts[0].producer.publish(parts[0].group, over)
         elif parts:
             self._publish(parts, over)
         else:
-            over()
+            over(_nothing)
 
-    def _over(self, turn: Round) -> None:
-        self._go_on()
-        turn.end()
+    def _over(self, turn: Round, report: Callable[[], None]) -> None:
+        def reported() -> None:
+            report()
+            self._go_on()
+
+        turn.end(reported)
 
     def _next(self) -> list[_Part]:
         """Take the parts of the next wave; the producers whose batches do not fit stay for the one after it."""
@@ -180,7 +193,7 @@ class PartitionWaves:
             messages, size, names = messages + rows, size + group_bytes, names + producer.name_bytes
         return parts
 
-    def _publish(self, parts: list[_Part], over: Callable[[], None]) -> None:
+    def _publish(self, parts: list[_Part], over: Over) -> None:
         """Publish the parts of several producers as one run, once."""
         batch = joined([one.batch for part in parts for one in part.group])
         run = make_run(batch)
@@ -197,7 +210,7 @@ class PartitionWaves:
             keyed_delay=has_keyed_delay(batch.rows, batch.deliver_at),
         )
 
-        def answered(outcome: Outcome) -> None:
+        def report(outcome: Outcome) -> None:
             if isinstance(outcome, Published):
                 parts[0].producer.on_published(run, outcome, batch)
                 entry = outcome.first_entry
@@ -208,7 +221,9 @@ class PartitionWaves:
             else:
                 for part in parts:
                     part.producer.publish_alone(part.group, outcome if isinstance(outcome, Unknown) else None)
-            over()
+
+        def answered(outcome: Outcome) -> None:
+            over(partial(report, outcome))
 
         ask(self._ports, parts[0].producer.address, request, PUBLISH_TIMEOUT, answered)
 
@@ -217,10 +232,14 @@ class Rounds:
     """The appends of a client or a gateway, which begin in rounds.
 
     The appends that wait when a round begins go together, whichever partitions they are of. So bookies sync them
-    together, their receipts are written together, and the messages that callers send then are read together. The next
-    round begins when all appends of the one before have ended, and at the latest ROUND_MS after it began: owners and
-    bookies that are away hold up no other partition for longer. A large append is in no round, because it gains
-    nothing by that.
+    together, and their outcomes are reported together, when all of them have ended. The next round begins then. After
+    ROUND_MS a round waits for no append any more: owners and bookies that are away hold up no other partition for
+    longer. A large append is in no round, because it gains nothing by that.
+
+    Callers that wait for each confirmation send again at once. If a round began before they have, there would be two
+    halves of the callers for good, each with rounds of its own that cost nearly as much as one for all. So the next
+    round waits until as many producers have come as the one before had, RETURN_MS at most. After a wait in which fewer
+    than half of them came, some rounds do not wait: one, two, four, and so on, up to MOST_SKIPPED.
 
     MOST_APPENDS are under way at once, and the others wait in the order in which they came. A client that sends to a
     thousand partitions would begin as many appends, and each makes every turn of the event loop longer until it is
@@ -238,6 +257,14 @@ class Rounds:
         self._newest: Round | None = None
         """The round before the next one, until it has ended or is late."""
         self._beginning = False
+        self._awaited = self._away = 0
+        """How many producers the next round waits for, and how many of them have not come yet."""
+        self._await_until = 0
+        """The end of this wait, monotonic ms."""
+        self._return: Timer | None = None
+        """The timer of this wait, which begins with the first append that has to wait."""
+        self._skips = self._skipped = 0
+        """How many rounds did not wait after the last wait in vain, and how many more do not."""
 
     def join(self, begin: Callable[[Round], None], *, large: bool = False) -> None:
         """Begin an append with the next round; the caller ends it there. Never at once: what else is sent in this turn
@@ -252,15 +279,51 @@ class Rounds:
         self.join(begun.set_result, large=True)
         return await begun
 
+    def came(self) -> None:
+        """Count a producer that has something to publish."""
+        if self._away:
+            self._away -= 1
+            if not self._away:
+                self._stop_waiting()
+
     def _begin_soon(self) -> None:
-        ready = self._large or (self._small and self._newest is None)
+        ready = self._large or (self._small and self._newest is None and not self._waits())
         if ready and self._free and not self._beginning:
             self._beginning = True
             self._ports.spawn(self._begin(), "round")
 
+    def _wait_for(self, producers: int) -> None:
+        """Let the next round wait until so many producers have come."""
+        if self._skipped:
+            self._skipped -= 1
+        else:
+            self._awaited = self._away = producers
+            self._await_until = self._ports.clock.monotonic() + RETURN_MS
+
+    def _waits(self) -> bool:
+        """Whether the next round waits for producers still."""
+        if self._away and self._return is None:
+            left = self._await_until - self._ports.clock.monotonic()
+            if left > 0:
+                self._return = self._ports.clock.timer(left, self._stop_waiting)
+            else:
+                self._away = 0
+        return self._away > 0
+
+    def _stop_waiting(self) -> None:
+        if 2 * self._away > self._awaited:
+            self._skipped = self._skips = min(2 * self._skips or 1, MOST_SKIPPED)
+        elif not self._away:
+            self._skips = 0
+        if self._return is not None:
+            self._return.cancel()
+        self._away, self._return = 0, None
+        self._begin_soon()
+
     async def _begin(self) -> None:
         self._beginning = False
-        waiting = [self._large, self._small] if self._newest is None else [self._large]
+        waits = self._newest is not None or self._waits()
+        waiting = [self._large] if waits else [self._large, self._small]
         begun: dict[bool, list[Callable[[Round], None]]] = {True: [], False: []}
         while self._free and (some := [each for each in waiting if each]):
             first = min(some, key=_place)
@@ -268,7 +331,7 @@ class Rounds:
             self._free -= 1
         for large, appends in begun.items():
             if appends:
-                made = Round(self._ports, appends, self._let_next)
+                made = Round(self._ports, appends, self._let_next, together=not large)
                 self._newest = self._newest if large else made
                 made.start()
 
@@ -277,8 +340,10 @@ class Rounds:
         more.
         """
         self._free += free
-        if over is self._newest:
+        if over is not None and over is self._newest:
             self._newest = None
+            if free:  # it has ended in time
+                self._wait_for(over.producers)
         self._begin_soon()
 
 
@@ -289,18 +354,24 @@ def _place(waiting: deque[tuple[int, Callable[[Round], None]]]) -> int:
 
 class Round:
     """Appends that begin together. let_next: called with the round when it keeps no other waiting, and with how many of
-    its appends do not count any more.
+    its appends do not count any more. together: outcomes are reported when all appends have ended. producers: how many
+    have batches in it.
     """
 
-    __slots__ = ("_appends", "_counts", "_left", "_let_next", "_ports", "_timer")
+    __slots__ = ("_appends", "_counts", "_ended", "_left", "_let_next", "_ports", "_timer", "_together", "producers")
 
     def __init__(
         self,
         ports: Ports,
         appends: list[Callable[[Round], None]],
         let_next: Callable[[Round | None, int], None],
+        *,
+        together: bool,
     ) -> None:
         self._ports, self._let_next = ports, let_next
+        self.producers, self._together = 0, together
+        self._ended: list[Callable[[], None]] = []
+        """What reports the outcomes of the appends that have ended."""
         self._appends, self._left, self._counts = appends, len(appends), True
         self._timer: Timer = ports.clock.timer(ROUND_MS, self._late)
 
@@ -310,14 +381,24 @@ class Round:
         for begin in appends:
             begin(self)
 
-    def end(self) -> None:
-        """End one of the appends, or the last repetition of it."""
+    def end(self, report: Callable[[], None] = _nothing) -> None:
+        """End one of the appends, or the last repetition of it. report: called when the outcome may be reported."""
         self._left -= 1
+        self._ended.append(report)
         if not self._left:
             self._timer.cancel()
+        if not (self._left and self._together):
+            self._report()
         self._let_next(None if self._left else self, int(self._counts))
 
+    def _report(self) -> None:
+        ended, self._ended = self._ended, []
+        for report in ended:
+            report()
+
     def _late(self) -> None:
+        self._together = False
+        self._report()
         shared = self._ports.process.of(SharedTimers)
         self._timer = shared.timer(self._ports.clock, PATIENCE_MS - ROUND_MS, self._lose_patience)
         self._let_next(self, 0)

@@ -317,6 +317,22 @@ STORING: list[Mutant] = [
         test="tests/actors/producer/test_waves.py::test_appends_begin_in_rounds",
     ),
     Mutant(
+        name="a wave is reported before its round has ended",
+        module="sluice.actors.producer.waves",
+        old="        if not (self._left and self._together):\n",
+        new="        if True:\n",
+        world="broker",
+        test="tests/actors/producer/test_waves.py::test_outcomes_of_a_round_are_reported_together",
+    ),
+    Mutant(
+        name="a round begins without the producers of the last one",
+        module="sluice.actors.producer.waves",
+        old="            self._awaited = self._away = producers\n",
+        new="            self._awaited = self._away = 0\n",
+        world="broker",
+        test="tests/actors/producer/test_waves.py::test_next_round_waits_for_the_producers_of_the_last",
+    ),
+    Mutant(
         name="a stuck append counts for ever",
         module="sluice.actors.producer.waves",
         old="        self._let_next(None, self._left)\n",

@@ -13,7 +13,16 @@ from sluice.actors.messages import Located, LocateTopic, Publish, Published, Pub
 from sluice.actors.ports import Ports
 from sluice.actors.producer.batches import Outgoing
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
-from sluice.actors.producer.waves import MOST_APPENDS, PATIENCE_MS, ROUND_MS, Round, Rounds, Waves
+from sluice.actors.producer.waves import (
+    MOST_APPENDS,
+    MOST_SKIPPED,
+    PATIENCE_MS,
+    RETURN_MS,
+    ROUND_MS,
+    Round,
+    Rounds,
+    Waves,
+)
 from sluice.actors.runtime.shared_timers import TICK_MS
 from sluice.storage.errors import Conflict, Fenced, Invalid, SluiceError, Unavailable
 from sluice.storage.format.frame import MAX_SEGMENTS
@@ -152,6 +161,81 @@ def test_appends_begin_in_the_order_in_which_they_came() -> None:
             begun[ended].end()
             await ports.clock.sleep(1)
             assert begins in begun
+
+    World(1).play(run)
+
+
+def test_outcomes_of_a_round_are_reported_together() -> None:
+    async def run(world: World) -> None:
+        ports = world.client("client")
+        rounds, begun, reported = Rounds(ports), dict[str, Round](), list[str]()
+        for name in ("a", "b", "LARGE", "OTHER"):
+            rounds.join(partial(begun.__setitem__, name), large=name.isupper())
+        await ports.clock.sleep(1)
+        begun["LARGE"].end(partial(reported.append, "LARGE"))
+        begun["a"].end(partial(reported.append, "a"))
+        assert reported == ["LARGE"], "a large append waits for no other"
+        begun["b"].end(partial(reported.append, "b"))
+        assert reported == ["LARGE", "a", "b"]
+        for name in ("c", "d", "e"):
+            rounds.join(partial(begun.__setitem__, name))
+        await ports.clock.sleep(1)
+        begun["c"].end(partial(reported.append, "c"))
+        await ports.clock.sleep(ROUND_MS)
+        assert reported[3:] == ["c"], "the round is late"
+        begun["d"].end(partial(reported.append, "d"))
+        assert reported[4:] == ["d"], "a late round waits for nobody"
+
+    World(1).play(run)
+
+
+def test_next_round_waits_for_the_producers_of_the_last() -> None:
+    async def run(world: World) -> None:
+        ports = world.client("client")
+        rounds, begun = Rounds(ports), dict[str, Round]()
+
+        async def play(*names: str) -> None:
+            for name in names:
+                rounds.came()
+                rounds.join(partial(begun.__setitem__, name))
+            await ports.clock.sleep(RETURN_MS - 1)
+
+        def end(*names: str) -> None:
+            for name in names:
+                begun[name].producers += 1
+                begun[name].end()
+
+        await play("a", "b", "c")
+        await play("other")
+        end("a", "b", "c")
+        rounds.join(partial(begun.__setitem__, "LARGE"), large=True)
+        await play("a2", "b2")
+        assert list(begun)[3:] == ["LARGE"], "c has not come back"
+        await play("c2")
+        assert {"other", "a2", "b2", "c2"} <= set(begun)
+        end("other", "a2", "b2", "c2")
+        await ports.clock.sleep(RETURN_MS)
+        await play("late")
+        assert "late" in begun, "the producers were expected until then"
+
+    World(1).play(run)
+
+
+def test_waits_in_vain_make_rounds_wait_more_rarely() -> None:
+    async def run(world: World) -> None:
+        ports = world.client("client")
+        rounds, begun = Rounds(ports), dict[int, Round]()
+        waited = list[bool]()
+        for number in range(3 * MOST_SKIPPED):
+            rounds.came()
+            rounds.join(partial(begun.__setitem__, number))
+            await ports.clock.sleep(RETURN_MS - 1)
+            waited.append(number not in begun)
+            if waited[-1]:
+                await ports.clock.sleep(RETURN_MS + 1)
+            begun[number].producers += 10  # of which one comes back in time
+            begun[number].end()
+        assert [number for number, wait in enumerate(waited) if wait] == [1, 3, 6, 11, 20, 37]
 
     World(1).play(run)
 
