@@ -1,7 +1,8 @@
 """The format of recorded calls: chunks of calls of one dispatcher, one behind the other in files.
 
     file      magic (8 bytes), version (u16), then chunks
-    chunk     length, length unpacked, CRC32C of the packed bytes (u32 each), then the body, packed with zstd
+    chunk     length, length unpacked, CRC32C of the packed bytes (u32 each), then the body, packed with zstd, or as it
+              is where both lengths are the same
     body      msgpack: topic, partition, subscription, epoch, number of the first call, ms of the wall clock, calls
     call      number of its name in CALLS, arguments, named arguments or nil, outcome, error or ""
 
@@ -41,9 +42,9 @@ _TYPES = ("<i8", "<u4", "<u2", "|u1", "|b1", "<i4", "<u8")
 _NUMBERS = {np.dtype(name).num: bytes((number,)) for number, name in enumerate(_TYPES)}
 _ARRAY, _DIFFERENCES, _COUNTS_UP = 1, 2, 3
 FEW = 32
-_DENSE, _FAST = pa.Codec("zstd", compression_level=1), pa.Codec("zstd", compression_level=-10)
-_LARGE = 32 * 1024
-"""A body of more bytes is mostly hashes, which do not get shorter."""
+_ZSTD = pa.Codec("zstd", compression_level=1)
+_PROBE = 8 * 1024
+"""A body whose first bytes, so many, get no shorter is mostly hashes, and is kept as it is."""
 
 CALLS = (
     "begin", "snapshot", "gap", "route", "append", "acknowledge_soon", "grant", "mark_deleted", "reach", "due",
@@ -165,7 +166,10 @@ _ENCODER = Encoder(enc_hook=_plain)
 def pack(chunk: RecordedCalls) -> bytes:
     """A chunk as it stands in a file."""
     body = _ENCODER.encode([*chunk.of, chunk.first, chunk.at, list(map(_routed, chunk.calls))])
-    packed: bytes = (_FAST if len(body) > _LARGE else _DENSE).compress(body, asbytes=True)
+    packed: bytes = body
+    if len(body) <= 2 * _PROBE or len(_ZSTD.compress(body[:_PROBE])) < _PROBE * 9 // 10:
+        packed = _ZSTD.compress(body, asbytes=True)
+        packed = packed if len(packed) < len(body) else body
     return _CHUNK.pack(len(packed), len(body), google_crc32c.value(packed)) + packed
 
 
@@ -198,7 +202,7 @@ def unpack(data: bytes, name: str, *, whole: bool = True) -> Iterator[RecordedCa
 
 def _chunk(packed: bytes, unpacked: int, where: str) -> RecordedCalls:
     try:
-        body = pa.decompress(packed, unpacked, codec="zstd", asbytes=True)
+        body = packed if len(packed) == unpacked else pa.decompress(packed, unpacked, codec="zstd", asbytes=True)
         values = msgpack.unpackb(body, ext_hook=_array, use_list=False, strict_map_key=False)
         topic, partition, subscription, epoch, first, at, calls = values
         of = RecordedSubscription(str(topic), int(partition), str(subscription), int(epoch))

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
 from sluice.actors.dispatcher.delivery.hot_keys import FEWEST, HELD_BACK_MS
 from sluice.actors.dispatcher.takeover import ProcessRecorder
 from sluice.actors.key_shared import NEW_OWNER, History
 from sluice.actors.messages import SubscriptionSettings
 from sluice.actors.ports import DiskFailed, InCommon, Ports
 from sluice.actors.recorder import flight_recorder
-from sluice.actors.recorder.flight_file import EVERY_MS, RecordedCalls, unpack
+from sluice.actors.recorder.flight_file import (
+    EVERY_MS,
+    NUMBERS,
+    RecordedCalls,
+    RecordedSubscription,
+    assemble,
+    pack,
+    unpack,
+)
 from sluice.actors.recorder.flight_recorder import FlightRecorder
 from sluice.actors.recorder.replay import replay
 from sluice.actors.recorder.timeline import explain_at, timeline, waits
@@ -231,3 +242,16 @@ def test_a_key_that_drained_is_explained_afterwards() -> None:
         assert next(iter(sums.by_holder)).startswith("slow#")
 
     play(scenario)
+
+
+@pytest.mark.parametrize("high", [2, 1 << 32])
+def test_chunk_of_many_hashes_is_kept_whole_in_few_bytes(high: int) -> None:
+    hashes = np.random.default_rng(1).integers(0, high, 20_000).astype(np.uint32)
+    call = (NUMBERS["append"], (np.arange(20_000), hashes), None, None, "")
+    made = pack(RecordedCalls(RecordedSubscription("t", 0, "s", 1), 7, 9, [call]))
+    assert len(made) < (hashes.nbytes + 200 if high > 2 else hashes.nbytes // 4)
+    (chunk,) = unpack(assemble([made]), "a file")
+    (found,) = chunk
+    positions, read = found.arguments
+    assert (chunk.first, found.name, positions.tolist()) == (7, "append", list(range(20_000)))
+    assert np.array_equal(read, hashes)
