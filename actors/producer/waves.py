@@ -292,8 +292,8 @@ class Rounds:
             self._beginning = True
             self._ports.spawn(self._begin(), "round")
 
-    def _wait_for(self, producers: int) -> None:
-        """Let the next round wait until so many producers have come."""
+    def wait_for(self, producers: int) -> None:
+        """Let the next round wait until so many producers have come, RETURN_MS at most."""
         if self._skipped:
             self._skipped -= 1
         else:
@@ -331,19 +331,17 @@ class Rounds:
             self._free -= 1
         for large, appends in begun.items():
             if appends:
-                made = Round(self._ports, appends, self._let_next, together=not large)
+                made = Round(self._ports, self, appends, together=not large)
                 self._newest = self._newest if large else made
                 made.start()
 
-    def _let_next(self, over: Round | None, free: int) -> None:
+    def let_next(self, over: Round | None, free: int) -> None:
         """Let others begin. over: a round that keeps no other waiting any more. free: so many appends do not count any
         more.
         """
         self._free += free
-        if over is not None and over is self._newest:
+        if over is self._newest:
             self._newest = None
-            if free:  # it has ended in time
-                self._wait_for(over.producers)
         self._begin_soon()
 
 
@@ -353,22 +351,14 @@ def _place(waiting: deque[tuple[int, Callable[[Round], None]]]) -> int:
 
 
 class Round:
-    """Appends that begin together. let_next: called with the round when it keeps no other waiting, and with how many of
-    its appends do not count any more. together: outcomes are reported when all appends have ended. producers: how many
-    have batches in it.
+    """Appends that begin together. together: outcomes are reported when all appends have ended, and the next round
+    waits for its producers. producers: how many have batches in it.
     """
 
-    __slots__ = ("_appends", "_counts", "_ended", "_left", "_let_next", "_ports", "_timer", "_together", "producers")
+    __slots__ = ("_appends", "_counts", "_ended", "_left", "_ports", "_rounds", "_timer", "_together", "producers")
 
-    def __init__(
-        self,
-        ports: Ports,
-        appends: list[Callable[[Round], None]],
-        let_next: Callable[[Round | None, int], None],
-        *,
-        together: bool,
-    ) -> None:
-        self._ports, self._let_next = ports, let_next
+    def __init__(self, ports: Ports, rounds: Rounds, appends: list[Callable[[Round], None]], *, together: bool) -> None:
+        self._ports, self._rounds = ports, rounds
         self.producers, self._together = 0, together
         self._ended: list[Callable[[], None]] = []
         """What reports the outcomes of the appends that have ended."""
@@ -387,9 +377,11 @@ class Round:
         self._ended.append(report)
         if not self._left:
             self._timer.cancel()
+            if self._together:  # before the report, because producers with more in their queues come back in it
+                self._rounds.wait_for(self.producers)
         if not (self._left and self._together):
             self._report()
-        self._let_next(None if self._left else self, int(self._counts))
+        self._rounds.let_next(None if self._left else self, int(self._counts))
 
     def _report(self) -> None:
         ended, self._ended = self._ended, []
@@ -401,8 +393,8 @@ class Round:
         self._report()
         shared = self._ports.process.of(SharedTimers)
         self._timer = shared.timer(self._ports.clock, PATIENCE_MS - ROUND_MS, self._lose_patience)
-        self._let_next(self, 0)
+        self._rounds.let_next(self, 0)
 
     def _lose_patience(self) -> None:
         self._counts = False
-        self._let_next(None, self._left)
+        self._rounds.let_next(None, self._left)

@@ -311,7 +311,7 @@ STORING: list[Mutant] = [
     Mutant(
         name="a round that is late keeps all appends waiting",
         module="sluice.actors.producer.waves",
-        old="        self._let_next(self, 0)\n",
+        old="        self._rounds.let_next(self, 0)\n",
         new="",
         world="broker",
         test="tests/actors/producer/test_waves.py::test_appends_begin_in_rounds",
@@ -335,8 +335,8 @@ STORING: list[Mutant] = [
     Mutant(
         name="a stuck append counts for ever",
         module="sluice.actors.producer.waves",
-        old="        self._let_next(None, self._left)\n",
-        new="        self._let_next(None, 0)\n",
+        old="        self._rounds.let_next(None, self._left)\n",
+        new="        self._rounds.let_next(None, 0)\n",
         world="broker",
         test="tests/actors/producer/test_waves.py::test_an_append_that_is_stuck_counts_for_a_while",
     ),

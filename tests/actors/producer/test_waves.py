@@ -218,6 +218,15 @@ def test_next_round_waits_for_the_producers_of_the_last() -> None:
         await play("late")
         assert "late" in begun, "the producers were expected until then"
 
+        def come_back() -> None:
+            rounds.came()
+            rounds.join(partial(begun.__setitem__, "more"))
+
+        begun["late"].producers += 1
+        begun["late"].end(come_back)
+        await ports.clock.sleep(RETURN_MS - 1)
+        assert "more" in begun, "its producer had more in its queue"
+
     World(1).play(run)
 
 
