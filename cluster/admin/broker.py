@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -27,15 +27,17 @@ from sluice.actors.policies.limits import LimitRecords
 from sluice.actors.policies.namespaces import Namespaces
 from sluice.actors.policies.permission_cache import PermissionCache
 from sluice.actors.policies.policy_records import AGES, of_namespace, of_topic
-from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports import Address, Clock, Ports, Unknown
 from sluice.actors.ports.wire import Request
 from sluice.actors.pulsar.conversation.limits.head_count import answers_of
 from sluice.actors.pulsar.topic_names import listed, new_settings, split_name, topic_name, topics_in
 from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, SluiceError, Unavailable
 
 CALL_TIMEOUT = 15_000
-ASKED = 16
-"""For one answer so many owners are asked at once. Each answers in a turn of its loop, which others wait for."""
+ASKED, PAUSE_MS = 16, 10
+"""For one answer so many owners are asked at once. Each answers in a turn of its loop, which others wait for; so the
+next one is asked after a pause, which is as long as the answer before it took, and so long at most.
+"""
 
 
 class Named(NamedTuple):
@@ -43,6 +45,20 @@ class Named(NamedTuple):
 
     topic: str
     partition: int | None
+
+
+class Turns:
+    """The turns in which owners are asked for one answer."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._free = clock, asyncio.Semaphore(ASKED)
+
+    @contextlib.asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        async with self._free:
+            began = self._clock.monotonic()
+            yield
+            await self._clock.sleep(min(max(self._clock.monotonic() - began, 1), PAUSE_MS))
 
 
 class Broker:
@@ -148,23 +164,23 @@ class Broker:
         return await self.directory.ask_owner(topic, partition, subscription, request)
 
     async def rows(
-        self, named: Named, subscription: str | None, request: Request[Any], turns: asyncio.Semaphore | None = None
+        self, named: Named, subscription: str | None, request: Request[Any], turns: Turns | None = None
     ) -> list[Any]:
         """As `replies`, as plain values."""
         return [shown(reply) for reply in (await self.replies(named, subscription, request, turns)).values()]
 
     async def replies(
-        self, named: Named, subscription: str | None, request: Request[Any], turns: asyncio.Semaphore | None = None
+        self, named: Named, subscription: str | None, request: Request[Any], turns: Turns | None = None
     ) -> dict[int, Any]:
         """The answers of the owners of all partitions, or of the partition that is named.
 
         turns: shared by several questions for one answer, which ask few owners together.
         """
-        count, turns = (await self.settings(named)).partitions, turns or asyncio.Semaphore(ASKED)
+        count, turns = (await self.settings(named)).partitions, turns or Turns(self.ports.clock)
         partitions = range(count) if named.partition is None else [named.partition]
 
         async def one(partition: int) -> Any:
-            async with turns:
+            async with turns.one():
                 return await self.ask_owner(named.topic, partition, subscription, request)
 
         return dict(zip(partitions, await asyncio.gather(*map(one, partitions)), strict=True))
@@ -188,13 +204,13 @@ class Broker:
         """The answers of owners; None of those that are not known, refuse, or do not answer within `timeout`
         milliseconds. Few of each process are asked at once, so that one that hangs holds up its own alone.
         """
-        turns: dict[str, asyncio.Semaphore] = {}
+        turns: dict[str, Turns] = {}
         until = self.ports.clock.monotonic() + timeout
 
         async def one(owner: Address | None) -> dict[str, Any] | None:
             if owner is None:
                 return None
-            async with turns.setdefault(owner.partition("/")[0], asyncio.Semaphore(ASKED)):
+            async with turns.setdefault(owner.partition("/")[0], Turns(self.ports.clock)).one():
                 if (left := until - self.ports.clock.monotonic()) <= 0:
                     return None
                 try:
@@ -210,7 +226,7 @@ class Broker:
 
     async def statistics(self, named: Named, *subscriptions: str) -> list[list[dict[str, Any]]]:
         """The statistics of the partitions that are named, and of subscriptions on them, in this order."""
-        turns = asyncio.Semaphore(ASKED)
+        turns = Turns(self.ports.clock)
         asked = (self.rows(named, name, Stats(), turns) for name in (None, *subscriptions))
         return list(await asyncio.gather(*asked))
 

@@ -13,7 +13,15 @@ from aiohttp import web
 
 from sluice.cluster.http import responses
 from sluice.cluster.http.guard import ASKER, answered
-from sluice.cluster.http.responses import MADE_OF_ONE, STREAMS_OF_ONE, UNREAD_OF_ONE, Pieces, large, responses_here
+from sluice.cluster.http.responses import (
+    MADE_OF_ONE,
+    STREAMS_OF_ONE,
+    UNREAD_OF_ONE,
+    Pieces,
+    in_turns,
+    large,
+    responses_here,
+)
 from sluice.cluster.http.server import HttpServer
 from sluice.storage.errors import NotFound
 from tests.cluster.helpers import admin_ports
@@ -250,3 +258,20 @@ async def test_unread_answers_give_their_places_to_new_clients() -> None:
         assert (await asked.told("/small")).endswith(b"small")
         for _, writer in unread:
             writer.transport.abort()
+
+
+async def test_others_have_turns_while_an_answer_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2,000 owners the text was made in one turn, for which everybody waited."""
+    monkeypatch.setattr(responses, "TURN_S", 0.0)
+    done: list[str] = []
+
+    async def other() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+            done.append("other")
+
+    beside = asyncio.ensure_future(other())
+    async for part in in_turns(["first", "second", "third"]):
+        done.append(part)
+    await beside
+    assert done.index("other") < done.index("second")
