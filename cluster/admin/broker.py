@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from sluice.actors.lookup.directory import OWNER_PATIENCE, Directory
+from sluice.actors.lookup.directory import ANSWER_TIMEOUT, OWNER_PATIENCE, Directory
 from sluice.actors.messages import (
     ClientsHere,
     CreateTopic,
@@ -26,13 +27,17 @@ from sluice.actors.policies.limits import LimitRecords
 from sluice.actors.policies.namespaces import Namespaces
 from sluice.actors.policies.permission_cache import PermissionCache
 from sluice.actors.policies.policy_records import AGES, of_namespace, of_topic
-from sluice.actors.ports import Address, Ports
+from sluice.actors.ports import Address, Clock, Ports, Unknown
 from sluice.actors.ports.wire import Request
 from sluice.actors.pulsar.conversation.limits.head_count import answers_of
 from sluice.actors.pulsar.topic_names import listed, new_settings, split_name, topic_name, topics_in
-from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, Unavailable
+from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, SluiceError, Unavailable
 
 CALL_TIMEOUT = 15_000
+ASKED, PAUSE_MS = 16, 10
+"""For one answer so many owners are asked at once. Each answers in a turn of its loop, which others wait for; so the
+next one is asked after a pause, which is as long as the answer before it took, and so long at most.
+"""
 
 
 class Named(NamedTuple):
@@ -40,6 +45,20 @@ class Named(NamedTuple):
 
     topic: str
     partition: int | None
+
+
+class Turns:
+    """The turns in which owners are asked for one answer."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._free = clock, asyncio.Semaphore(ASKED)
+
+    @contextlib.asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        async with self._free:
+            began = self._clock.monotonic()
+            yield
+            await self._clock.sleep(min(max(self._clock.monotonic() - began, 1), PAUSE_MS))
 
 
 class Broker:
@@ -144,33 +163,72 @@ class Broker:
     async def ask_owner(self, topic: str, partition: int, subscription: str | None, request: Request[Any]) -> Any:
         return await self.directory.ask_owner(topic, partition, subscription, request)
 
-    async def rows(self, named: Named, subscription: str | None, request: Request[Any]) -> list[Any]:
+    async def rows(
+        self, named: Named, subscription: str | None, request: Request[Any], turns: Turns | None = None
+    ) -> list[Any]:
         """As `replies`, as plain values."""
-        return [shown(reply) for reply in (await self.replies(named, subscription, request)).values()]
+        return [shown(reply) for reply in (await self.replies(named, subscription, request, turns)).values()]
 
-    async def replies(self, named: Named, subscription: str | None, request: Request[Any]) -> dict[int, Any]:
-        """The answers of the owners of all partitions, or of the partition that is named; all are asked at once."""
-        count = (await self.settings(named)).partitions
+    async def replies(
+        self, named: Named, subscription: str | None, request: Request[Any], turns: Turns | None = None
+    ) -> dict[int, Any]:
+        """The answers of the owners of all partitions, or of the partition that is named.
+
+        turns: shared by several questions for one answer, which ask few owners together.
+        """
+        count, turns = (await self.settings(named)).partitions, turns or Turns(self.ports.clock)
         partitions = range(count) if named.partition is None else [named.partition]
-        asked = [self.ask_owner(named.topic, partition, subscription, request) for partition in partitions]
-        return dict(zip(partitions, await asyncio.gather(*asked), strict=True))
+
+        async def one(partition: int) -> Any:
+            async with turns.one():
+                return await self.ask_owner(named.topic, partition, subscription, request)
+
+        return dict(zip(partitions, await asyncio.gather(*map(one, partitions)), strict=True))
 
     async def some(self, topic: str, subscription: str | None, request: Request[Any]) -> list[dict[str, Any] | None]:
-        """The answers of all owners, asked at once; None of those that do not answer now, or cannot be started."""
+        """The answers of all owners; None of those that do not answer now, or cannot be started."""
         count = (await self.directory.settings(topic)).partitions
 
-        async def one(partition: int) -> dict[str, Any] | None:
+        async def known(partition: int) -> Address | None:
             try:
-                owner = await self.owner(topic, partition, subscription)
-                return dict(shown(await self.directory.ask(owner, request)))
+                return await self.owner(topic, partition, subscription)
             except (Unavailable, Fenced, Corrupt):
                 return None
 
-        return list(await asyncio.gather(*(one(partition) for partition in range(count))))
+        owners = await asyncio.gather(*map(known, range(count)))
+        return await self.told(owners, request, ANSWER_TIMEOUT)
 
-    async def statistics(self, named: Named, subscription: str | None = None) -> list[dict[str, Any]]:
-        """The statistics of the partitions that are named, or of a subscription on them."""
-        return await self.rows(named, subscription, Stats())
+    async def told(
+        self, owners: Iterable[Address | None], request: Request[Any], timeout: int
+    ) -> list[dict[str, Any] | None]:
+        """The answers of owners; None of those that are not known, refuse, or do not answer within `timeout`
+        milliseconds. Few of each process are asked at once, so that one that hangs holds up its own alone.
+        """
+        turns: dict[str, Turns] = {}
+        until = self.ports.clock.monotonic() + timeout
+
+        async def one(owner: Address | None) -> dict[str, Any] | None:
+            if owner is None:
+                return None
+            async with turns.setdefault(owner.partition("/")[0], Turns(self.ports.clock)).one():
+                if (left := until - self.ports.clock.monotonic()) <= 0:
+                    return None
+                try:
+                    reply = await self.ports.net.call(owner, request, left)
+                except SluiceError:
+                    return None  # one that is still finding its feet has nothing to tell; the others have
+            if isinstance(reply, Unknown):
+                self.ports.spawn(self.directory.suspect(owner), "suspect")
+                return None
+            return dict(shown(reply))
+
+        return list(await asyncio.gather(*map(one, owners)))
+
+    async def statistics(self, named: Named, *subscriptions: str) -> list[list[dict[str, Any]]]:
+        """The statistics of the partitions that are named, and of subscriptions on them, in this order."""
+        turns = Turns(self.ports.clock)
+        asked = (self.rows(named, name, Stats(), turns) for name in (None, *subscriptions))
+        return list(await asyncio.gather(*asked))
 
 
 # -- what a path names ------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ POST   .../{topic}/createMissedPartitions                     nothing to do: a t
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 from aiohttp import web
@@ -27,7 +26,7 @@ from sluice.actors.ownership.names import unquoted
 from sluice.actors.pulsar.topic_names import full_name, full_names
 from sluice.cluster.admin.broker import Broker, Named, forced, named, space_of, topic_of
 from sluice.cluster.admin.statistics import Partition, PulsarStats, internal, merged
-from sluice.cluster.http.responses import large
+from sluice.cluster.http.responses import in_turns, large
 from sluice.cluster.http.server import body_of, json_in, number_of, object_in
 from sluice.storage.errors import Conflict, Invalid, NotFound
 
@@ -154,9 +153,8 @@ class Topics:
         which = named(request)
         settings = await self._broker.settings(which)
         made = {}
-        for each in await self._known(which):
+        async for each in in_turns(await self._known(which)):
             made[each.name] = self._shapes.topic(each, settings)
-            await asyncio.sleep(0)  # there may be a thousand, and others have work on this loop
         if (quota := self._broker.quotas.that_holds(which.topic)) is not None:
             made = {name: {**row, "backlogQuotaLimitSize": quota.limit} for name, row in made.items()}
         if (quota := self._broker.ages.that_holds(which.topic)) is not None:
@@ -169,7 +167,8 @@ class Topics:
     async def _internal(self, request: web.Request) -> web.Response:
         which = named(request)
         settings = await self._broker.settings(which)
-        made = {each.name: internal(each.row, each.subscriptions) for each in await self._known(which)}
+        known = in_turns(await self._known(which))
+        made = {each.name: internal(each.row, each.subscriptions) async for each in known}
         if which.partition is not None or not settings.has_partitions:
             return web.json_response(next(iter(made.values())))
         return web.json_response(
@@ -178,10 +177,9 @@ class Topics:
 
     async def _known(self, which: Named) -> list[Partition]:
         """Everything that is known of the partitions that are named."""
-        rows = await self._broker.statistics(which)
         names = await self._broker.subscriptions(which.topic)
         several = (await self._broker.settings(which)).has_partitions
-        answers = await asyncio.gather(*(self._broker.statistics(which, name) for name in names))
+        rows, *answers = await self._broker.statistics(which, *names)
         clients, made = await self._broker.clients(which), []
         for number, row in enumerate(rows):
             partition = int(row["partition"])

@@ -16,12 +16,11 @@ from pathlib import Path
 from sluice.cluster.base.forks import keep_from_children
 from sluice.cluster.gateway.handshakes import Handshakes
 from sluice.cluster.gateway.ports import port_of, write_port
+from sluice.cluster.http.connections import BACKLOG
 from sluice.cluster.node.environment import LOOPBACK
 from sluice.storage.errors import Unavailable
 
 LOCK_FILE = ".gateway.lock"
-BACKLOG = 256
-"""So many connections the kernel keeps until they are accepted."""
 
 
 class RealMachinePorts:

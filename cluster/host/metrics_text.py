@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sluice.cluster.host.metrics import Metric, distributions, series
 
 
-def text_of(owners: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-    """The text of all series. owners: the kind of each owner, dispatcher or topic, and its statistics."""
-    lines: dict[str, list[str]] = {}
-    for kind, stats in owners:
+class MetricsText:
+    """The text of all series, owner by owner."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[str]] = {}
+
+    def add(self, kind: str, stats: Mapping[str, Any]) -> None:
+        """kind: of the owner, dispatcher or topic. stats: its statistics."""
         labels = {name: str(stats[name]) for name in ("topic", "partition") if name in stats}
         if kind == "dispatcher":
             labels["subscription"] = str(stats["subscription"])
         for metric, extra, value in series(kind, stats):
-            known = lines.setdefault(metric.name, _head(metric, "gauge"))
+            known = self._lines.setdefault(metric.name, _head(metric, "gauge"))
             known.append(f"{metric.name}{_labels({**labels, **extra})} {_number(value)}")
         for seen in distributions(stats):
-            known = lines.setdefault(seen.metric.name, _head(seen.metric, "histogram"))
+            known = self._lines.setdefault(seen.metric.name, _head(seen.metric, "histogram"))
             known += [
                 f"{seen.metric.name}{suffix}{_labels({**labels, **seen.labels, **extra})} {_number(value)}"
                 for suffix, extra, value in seen.cumulative()
             ]
-    return "".join(f"{line}\n" for name in sorted(lines) for line in lines[name])
+
+    def text(self) -> str:
+        return "".join(f"{line}\n" for name in sorted(self._lines) for line in self._lines[name])
 
 
 def _head(metric: Metric, kind: str) -> list[str]:

@@ -8,6 +8,11 @@ from typing import cast
 
 from sluice.cluster.base.forks import keep_connection_from_children
 
+BACKLOG = 256
+"""So many connections the kernel keeps until they are accepted. It drops others without a word, and their clients try
+again after a second or three.
+"""
+
 
 class HttpDoor(asyncio.Protocol):
     """Hands a connection over, which reads nothing until its receiver goes on with it.

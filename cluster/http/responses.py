@@ -6,6 +6,10 @@ answer is written piece by piece, as its client reads, and counts until its last
 room, an answer that is older than HELD_S is ended with its connection, the oldest first. So a client that reads nothing
 costs the others a few seconds, and the process no more than the figures below.
 
+Requests for the same answer share it: all of them that wait when one begins to make it take what that makes. No request
+takes what was begun before it came, so each answer knows of every change that was confirmed before the request. One of
+the same answers is made at a time, and lies in memory once for all who read it.
+
 A role, or all who are nobody in particular, has its own share, so that one role cannot use up that of the others. The
 operator, who has the token of the admin port, waits for no role: it is by this token that a cluster in trouble is seen.
 """
@@ -14,16 +18,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from aiohttp import web
 
 from sluice.cluster.http.guard import ASKER, Handler
 from sluice.storage.errors import Overloaded, SluiceError
+
+T = TypeVar("T")
 
 PIECE = 64 * 1024
 UNREAD_BYTES, UNREAD_OF_ONE = 32 * 1024 * 1024, 8 * 1024 * 1024
@@ -38,6 +45,8 @@ and asks leaves the others half of the processor.
 """
 HELD_S, WAIT_S = 10.0, 30.0
 """An answer may be unread for so long while others wait; so long a request waits before it is refused."""
+TURN_S, MOST_TURN_S = 0.005, 0.05
+"""A large answer is put together for so long at once. Then it waits as long, and so long at most."""
 STREAMS, STREAMS_OF_ONE = 100, 20
 """So many streams of events are open, for all roles and for one."""
 
@@ -52,12 +61,24 @@ class Pieces(web.StreamResponse):
 
 @dataclass(frozen=True, slots=True)
 class UnreadAnswer:
-    """An answer that is being written. since: seconds of the loop's clock."""
+    """An answer that is being written. body: the same for all who share it. since: seconds of the loop's clock."""
 
     who: str | None
     size: int
+    body: object
     transport: asyncio.Transport | None
     since: float
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class WantedAnswer:
+    """An answer that nobody makes yet, for all requests that wait for it.
+
+    outcome: what the one that makes it got; None if its client left, or if nobody else can take it.
+    """
+
+    outcome: asyncio.Future[web.Response | SluiceError | None]
+    begun: asyncio.Event
 
 
 class Responses:
@@ -67,6 +88,11 @@ class Responses:
         self._made = Counter[str | None]()
         self._streams = Counter[str | None]()
         self._unread: dict[Any, UnreadAnswer] = {}
+        self._wanted: WeakValueDictionary[Hashable, WantedAnswer] = WeakValueDictionary()
+        """Those who wait hold them, so that none stays when all of them have left."""
+        self._begun: dict[Hashable, None] = {}
+        """Which answers are being made."""
+        self._next = asyncio.Lock()
         self._changed = asyncio.Event()
         self.patient: dict[Any, None] = {}
         """Connections that wait for room, or for their client to read, the oldest first."""
@@ -74,32 +100,72 @@ class Responses:
     @property
     def unread_bytes(self) -> int:
         """The bytes of all answers that are being written."""
-        return sum(one.size for one in self._unread.values())
+        return _bytes_of(self._unread.values())
 
-    @contextlib.asynccontextmanager
-    async def turn(self, request: web.Request) -> AsyncIterator[None]:
-        """Make a large answer, when there is room for one. Raises Overloaded where there is none for long."""
-        who, connection = request.get(ASKER), request.protocol
-        self.patient[connection] = None
+    async def answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Make a large answer when there is room, or take what was made for a request that waited at the same time.
+
+        Raises Overloaded where there is no room for long, and what the handler raises.
+        """
+        which, until = (handler, request.path_qs), asyncio.get_running_loop().time() + WAIT_S
+        self.patient[request.protocol] = None
         try:
-            await self._room(who)
+            while True:
+                wanted = self._wanted.get(which)
+                if wanted is None:
+                    wanted = self._wanted[which] = WantedAnswer(asyncio.Future(), asyncio.Event())
+                await self._room(request.get(ASKER), which, wanted, until)
+                if not wanted.begun.is_set():
+                    break
+                outcome = await asyncio.shield(wanted.outcome)
+                if isinstance(outcome, SluiceError):
+                    raise outcome
+                if outcome is not None:
+                    self._hold_body(request, outcome)
+                    await self._alone()
+                    return _like(outcome)
         finally:
-            self.patient.pop(connection, None)
+            self.patient.pop(request.protocol, None)
+        return await self._make(request, handler, which, wanted)
+
+    async def _make(
+        self, request: web.Request, handler: Handler, which: Hashable, wanted: WantedAnswer
+    ) -> web.StreamResponse:
+        who, loop = request.get(ASKER), asyncio.get_running_loop()
+        outcome: web.Response | SluiceError | None = None
+        del self._wanted[which]
+        self._begun[which] = None
         self._made[who] += 1
-        loop = asyncio.get_running_loop()
+        wanted.begun.set()
+        self._tell()
         began = loop.time()
         try:
-            yield
+            answer = await handler(request)
+            if isinstance(answer, web.Response) and isinstance(answer.body, bytes):
+                self._hold_body(request, answer)  # before the next one may be made
+                outcome = _like(answer)
+            return answer
+        except SluiceError as error:
+            outcome = error
+            raise
         finally:
+            del self._begun[which]
+            wanted.outcome.set_result(outcome)
             loop.call_later(min(REST * (loop.time() - began), REST_MOST_S), self._rested, who)
+            self._tell()
+
+    async def _alone(self) -> None:
+        """Wait for a turn of the loop in which no other answer goes on: hundreds of pieces in one hold others up."""
+        async with self._next:
+            await asyncio.sleep(0)
 
     def _rested(self, who: str | None) -> None:
         _one_less(self._made, who)
         self._tell()
 
-    async def _room(self, who: str | None) -> None:
-        until = asyncio.get_running_loop().time() + WAIT_S
-        while self._full(who):
+    async def _room(self, who: str | None, which: Hashable, wanted: WantedAnswer, until: float) -> None:
+        """Wait until this answer may be made, or another request has begun to."""
+        while not wanted.begun.is_set() and (which in self._begun or self._full(who)):
             now = asyncio.get_running_loop().time()
             if now >= until:
                 raise Overloaded(f"too many large answers are being made or are unread; ask again in {HELD_S:g} s")
@@ -116,9 +182,9 @@ class Responses:
         """The answers that leave no room for one of this role, the oldest first."""
         unread = list(self._unread.values())
         own = [one for one in unread if one.who == who]
-        if sum(one.size for one in own) >= UNREAD_OF_ONE:
+        if _bytes_of(own) >= UNREAD_OF_ONE:
             return own
-        return unread if who is not None and sum(one.size for one in unread) >= UNREAD_BYTES else []
+        return unread if who is not None and _bytes_of(unread) >= UNREAD_BYTES else []
 
     def _end_late(self, who: str | None, now: float) -> float:
         """End the oldest answer that leaves no room if it is late; the seconds until there is another one."""
@@ -130,11 +196,15 @@ class Responses:
                 break
         return HELD_S
 
-    def hold(self, request: web.Request, size: int) -> None:
+    def hold(self, request: web.Request, size: int, body: object) -> None:
         """An answer of this size is about to be written."""
         now = asyncio.get_running_loop().time()
         transport: Any = request.transport
-        self._unread[request.protocol] = UnreadAnswer(request.get(ASKER), size, transport, now)
+        self._unread[request.protocol] = UnreadAnswer(request.get(ASKER), size, body, transport, now)
+
+    def _hold_body(self, request: web.Request, answer: web.Response) -> None:
+        if isinstance(answer.body, bytes):
+            self.hold(request, len(answer.body), answer.body)
 
     def release(self, request: web.Request) -> None:
         """Forget an answer that was read, or whose connection has ended."""
@@ -174,13 +244,14 @@ class Responses:
             written.content_length = len(body)
         else:
             return answer
-        self.hold(request, size)
+        self.hold(request, size, answer if body is None else body)
         self.patient[request.protocol] = None
         transport = request.transport
         try:
             await written.prepare(request)
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
+                    await self._alone()
                     async with asyncio.timeout(seconds):
                         await written.write(piece)
             async with asyncio.timeout(seconds):
@@ -200,6 +271,16 @@ def _one_less(counts: Counter[str | None], who: str | None) -> None:
         del counts[who]
 
 
+def _bytes_of(answers: Iterable[UnreadAnswer]) -> int:
+    """The bytes that answers have in memory, where several may share one body."""
+    return sum({id(one.body): one.size for one in answers}.values())
+
+
+def _like(answer: web.Response) -> web.Response:
+    """The same answer for another request; one is written only once."""
+    return web.Response(body=answer.body, status=answer.status, headers=answer.headers)
+
+
 async def _pieces(body: bytes) -> AsyncGenerator[bytes]:
     for at in range(0, len(body), PIECE):
         yield body[at : at + PIECE]
@@ -213,16 +294,23 @@ def responses_here() -> Responses:
     return _OF_LOOPS.setdefault(asyncio.get_running_loop(), Responses())
 
 
+async def in_turns(parts: Iterable[T]) -> AsyncGenerator[T]:
+    """The parts of an answer, one after the other. After each TURN_S of work on them the loop is as long for others."""
+    began = time.monotonic()
+    for part in parts:
+        yield part
+        if (spent := time.monotonic() - began) > TURN_S:
+            await asyncio.sleep(min(spent, MOST_TURN_S))
+            began = time.monotonic()
+
+
 def large(handler: Handler) -> Handler:
-    """A handler whose answer may be large: it is made when there is room."""
+    """A handler whose answer may be large: it is made when there is room.
+
+    The answer depends on the path and the query alone. Whoever asks has been let in before.
+    """
 
     async def in_turn(request: web.Request) -> web.StreamResponse:
-        answers = responses_here()
-        async with answers.turn(request):
-            answer = await handler(request)
-            body = answer.body if isinstance(answer, web.Response) else None
-            if isinstance(body, bytes):
-                answers.hold(request, len(body))  # before the next one may be made
-            return answer
+        return await responses_here().answer(request, handler)
 
     return in_turn

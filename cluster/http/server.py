@@ -20,7 +20,7 @@ from aiohttp.http import HttpProcessingError
 from sluice.actors.ports import Ports
 from sluice.cluster.base.descriptors import HTTP, at_most
 from sluice.cluster.base.forks import keep_from_children
-from sluice.cluster.http.connections import HeadAlone, HttpDoor
+from sluice.cluster.http.connections import BACKLOG, HeadAlone, HttpDoor
 from sluice.cluster.http.guard import ASKER, CARRIED, Handler
 from sluice.cluster.http.responses import responses_here
 from sluice.cluster.node.environment import LOOPBACK
@@ -81,7 +81,7 @@ class HttpServer:
     async def listen(self, port: int) -> int:
         """Listen on the loopback; returns the port, which is any free one for 0. Raises Unavailable if it is in use."""
         try:
-            listening = await asyncio.get_running_loop().create_server(self._door, LOOPBACK, port)
+            listening = await asyncio.get_running_loop().create_server(self._door, LOOPBACK, port, backlog=BACKLOG)
         except OSError as error:
             raise Unavailable(f"port {port} is in use: {error.strerror}") from error
         for sock in listening.sockets:

@@ -110,13 +110,18 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         else:  # nobody here can say whether the ledger had more messages
             kept = [part.ledger for part in present.ranges if part.partition == number]
             lost = bool(kept) and ledger_of(start) < kept[0]
-            if not kept and self._client is not None and number >= len(self._client.stats(self._log.topic)):
+            if not kept and self._client is not None and self._last(number) < start - 1:
                 raise self._made_again(number, start)
         if lost:
             raise NotFound(
                 f"messages of partition {number} from {show(start)} on were trimmed before the stream read them; a "
                 "retention keeps them longer, and with failOnDataLoss=false the stream goes on without them"
             )
+
+    def _last(self, number: int) -> int:
+        """The position of the last message that a partition ever had, as its owner says it; EARLIEST without one."""
+        rows = self._client.stats(self._log.topic)
+        return parse(rows[number]["lastConfirmedEntry"]) if number < len(rows) else EARLIEST
 
     def _made_again(self, number: int, start: int) -> NotFound:
         return NotFound(

@@ -13,7 +13,7 @@ from sluice.actors.delayed.stats import CREATE, Operations
 from sluice.actors.key_shared.state.assignments import WaitTimes
 from sluice.actors.key_shared.state.policies import REASONS
 from sluice.cluster.host.metrics import Exporter, distributions, series
-from sluice.cluster.host.metrics_text import text_of
+from sluice.cluster.host.metrics_text import MetricsText
 
 LATENCY = "pulsar_delayed_message_index_bucket_op_latency_ms"
 
@@ -28,6 +28,12 @@ def index_stats(*milliseconds: int) -> dict[str, Any]:
         "pulsar_delayed_message_index_bucket_op_count": operations.op_counts(),
         LATENCY: operations.op_latency(),
     }
+
+
+def text_of(stats: dict[str, Any]) -> str:
+    text = MetricsText()
+    text.add("dispatcher", stats)
+    return text.text()
 
 
 def test_a_shared_index_is_exported_with_its_topic() -> None:
@@ -102,7 +108,7 @@ def test_waits_by_reason_are_steps_sums_and_counts(monkeypatch: pytest.MonkeyPat
     }
     assert (steps["1"], steps["5"], steps["1000"], steps["60000"], steps["+Inf"]) == (0, 1, 2, 2, 3)
     assert (shown[f"{name}_sum", "draining", ""], shown[f"{name}_count", "draining", ""]) == (90_704, 3)
-    text = text_of([("dispatcher", stats | {"partition": 0})])
+    text = text_of(stats | {"partition": 0})
     assert f"# TYPE {name} histogram" in text
     assert f'{name}_bucket{{topic="t",partition="0",subscription="s",reason="draining",le="1000"}} 2' in text
 
@@ -168,7 +174,7 @@ def test_the_text_of_a_large_number_has_all_its_digits() -> None:
         "hottestKeyShare": 0.25,
         "bucketDelayedIndexStats": index_stats(1_234_567, 7_654_321),
     }
-    text = text_of([("dispatcher", stats)])
+    text = text_of(stats)
     labels = '{topic="orders",partition="3",subscription="billing"'
     assert f"pulsar_subscription_back_log{labels}}} 12345678\n" in text
     assert f"sluice_subscription_hottest_key_share{labels}}} 0.25\n" in text
@@ -176,5 +182,5 @@ def test_the_text_of_a_large_number_has_all_its_digits() -> None:
     assert f'{LATENCY}_bucket{labels},type="create",le="50"}} 0\n' in text
     assert text.count(f"# TYPE {LATENCY} histogram\n") == 1
     assert "# HELP pulsar_subscription_back_log Messages that are not acknowledged\n" in text
-    sent = text_of([("dispatcher", {"subscription": "billing", "msgOutCounter": 1})])
+    sent = text_of({"subscription": "billing", "msgOutCounter": 1})
     assert "# HELP pulsar_out_messages_total Messages sent to consumers, since the owner started\n" in sent

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import select
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from aiohttp import web
 
 from sluice.cluster.base.loop import new_loop
 from sluice.cluster.http.connections import HeadAlone
-from sluice.cluster.http.server import HttpServer
+from sluice.cluster.http.server import MOST_CONNECTIONS, HttpServer
 from tests.cluster.helpers import admin_ports
 
 
@@ -173,3 +176,18 @@ async def test_who_only_connects_makes_room_for_who_asks() -> None:
     for writer in (other, last, *(each for _, each in asking)):
         writer.close()
     await server.close()
+
+
+async def test_all_who_connect_during_one_turn_are_heard() -> None:
+    """The system dropped the first packet of those beyond 100, and they tried again after a second or three."""
+    server = HttpServer(admin_ports(Nobody()), [], everybody)
+    port = await server.listen(0)
+    waiting = select.poll()
+    async with AsyncExitStack() as open_ones:
+        open_ones.push_async_callback(server.close)
+        for _ in range(MOST_CONNECTIONS + 1):  # nothing is accepted, for this turn does not end
+            connection = open_ones.enter_context(socket.socket())
+            connection.setblocking(False)
+            assert connection.connect_ex(("127.0.0.1", port)) in (0, errno.EINPROGRESS)
+            waiting.register(connection, select.POLLOUT)
+        assert len(waiting.poll(0)) == MOST_CONNECTIONS + 1

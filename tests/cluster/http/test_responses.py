@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,8 +13,17 @@ from aiohttp import web
 
 from sluice.cluster.http import responses
 from sluice.cluster.http.guard import ASKER, answered
-from sluice.cluster.http.responses import MADE_OF_ONE, STREAMS_OF_ONE, UNREAD_OF_ONE, Pieces, large, responses_here
+from sluice.cluster.http.responses import (
+    MADE_OF_ONE,
+    STREAMS_OF_ONE,
+    UNREAD_OF_ONE,
+    Pieces,
+    in_turns,
+    large,
+    responses_here,
+)
 from sluice.cluster.http.server import HttpServer
+from sluice.storage.errors import NotFound
 from tests.cluster.helpers import admin_ports
 from tests.cluster.http.test_connections import Nobody
 
@@ -37,6 +47,8 @@ class Asked:
         self.begun, self.read_on = asyncio.Event(), asyncio.Event()
         routes = [
             web.get("/large", large(self._large)),
+            web.get("/changing", large(self._changing)),
+            web.get("/refused", large(self._refused)),
             web.get("/pieces", large(self._pieces)),
             web.get("/events", self._events),
             web.get("/waits", self._waits),
@@ -49,6 +61,17 @@ class Asked:
         self.made += 1
         self.begun.set()
         return web.Response(body=bytes(SIZE))
+
+    async def _changing(self, request: web.Request) -> web.Response:
+        self.made += 1
+        made = self.made
+        self.begun.set()
+        await self.read_on.wait()
+        return web.Response(body=bytes(int(request.query.get("bytes", 0))) + b"made %d" % made)
+
+    async def _refused(self, request: web.Request) -> web.Response:
+        await self._changing(request)
+        raise NotFound("nothing is here")
 
     async def _pieces(self, request: web.Request) -> web.StreamResponse:
         async def pieces() -> Any:
@@ -73,7 +96,10 @@ class Asked:
 
     async def ask(self, path: str, role: str | None = None) -> Streams:
         """A connection on which this was asked, and nothing read; small buffers hide little."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1024)
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", self.port))
+        reader, writer = await asyncio.open_connection(sock=connection, limit=1024)
         said = "" if role is None else f"role: {role}\r\n"
         writer.write(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{said}connection: close\r\n\r\n".encode())
         await writer.drain()
@@ -108,7 +134,7 @@ async def until(true: Callable[[], bool]) -> None:
 async def test_answers_nobody_reads_are_not_all_made() -> None:
     """All of them were made at once, and lay in memory."""
     async with serving() as asked:
-        unread = [await asked.ask("/large", "idle") for _ in range(90)]
+        unread = [await asked.ask(f"/large?number={number}", "idle") for number in range(90)]
         await until(lambda: len(responses_here().patient) == len(unread))
         assert responses_here().unread_bytes <= UNREAD_OF_ONE + (MADE_OF_ONE - 1) * SIZE
         assert asked.made <= UNREAD_OF_ONE // SIZE + MADE_OF_ONE
@@ -120,11 +146,64 @@ async def test_answers_nobody_reads_are_not_all_made() -> None:
         await until(lambda: responses_here().unread_bytes == 0)
 
 
+async def test_requests_that_wait_for_one_answer_share_it() -> None:
+    """Each of them made it once more. One that came while it was made takes none that may be older than a change."""
+    async with serving() as asked:
+        first = asyncio.ensure_future(asked.told("/changing", "role-0"))
+        await asked.begun.wait()
+        waiting = [asyncio.ensure_future(asked.told("/changing", f"role-{number % 4}")) for number in range(90)]
+        await until(lambda: len(responses_here().patient) == len(waiting))
+        asked.read_on.set()
+        assert (await first).endswith(b"made 1")
+        assert {answer.rpartition(b"\r\n")[2] for answer in await asyncio.gather(*waiting)} == {b"made 2"}
+
+
+async def test_a_shared_answer_counts_once_until_all_have_read_it() -> None:
+    path, size = f"/changing?bytes={SIZE}", SIZE + len("made 1")
+    async with serving() as asked:
+        unread = [await asked.ask(path, "idle") for _ in range(90)]
+        await until(lambda: len(responses_here().patient) == len(unread) - 1)
+        asked.read_on.set()
+        await until(lambda: responses_here().unread_bytes > size)
+        assert (asked.made, responses_here().unread_bytes) == (2, 2 * size)
+        *others, last = unread
+        for _, writer in others:
+            writer.transport.abort()
+        await until(lambda: len(responses_here().patient) == 1)
+        assert responses_here().unread_bytes == size, "one of them has not read it"
+        last[1].transport.abort()
+        await until(lambda: responses_here().unread_bytes == 0)
+
+
+async def test_a_maker_that_leaves_lets_another_request_make_it() -> None:
+    async with serving() as asked:
+        _, maker = await asked.ask("/changing", "team")
+        await asked.begun.wait()
+        other = asyncio.ensure_future(asked.told("/changing", "team"))
+        await until(lambda: len(responses_here().patient) == 1)
+        asked.begun.clear()
+        maker.transport.abort()
+        await asked.begun.wait()
+        asked.read_on.set()
+        assert (await other).endswith(b"made 2")
+
+
+async def test_what_refuses_one_request_refuses_all_that_wait() -> None:
+    async with serving() as asked:
+        waiting = [asyncio.ensure_future(asked.told("/refused", "team")) for _ in range(90)]
+        await asked.begun.wait()
+        await until(lambda: len(responses_here().patient) == len(waiting) - 1)
+        asked.read_on.set()
+        answers = await asyncio.gather(*waiting)
+        assert {answer[:13] for answer in answers} == {b"HTTP/1.1 404 "}
+        assert asked.made == 2
+
+
 async def test_an_answer_nobody_reads_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that reads nothing would keep out the others of its role."""
     monkeypatch.setattr(responses, "HELD_S", 0.5)  # a client that reads takes a piece in this time on a busy machine
     async with serving() as asked:
-        unread = [await asked.ask("/large", "team") for _ in range(5)]
+        unread = [await asked.ask(f"/large?number={number}", "team") for number in range(5)]
         assert len(await asked.told("/large", "team")) > SIZE
         for _, writer in unread:
             writer.transport.abort()
@@ -133,7 +212,7 @@ async def test_an_answer_nobody_reads_makes_room(monkeypatch: pytest.MonkeyPatch
 async def test_no_room_for_long_is_answered_with_429(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses, "WAIT_S", 0.01)
     async with serving() as asked:
-        unread = [await asked.ask("/large", "team") for _ in range(5)]
+        unread = [await asked.ask(f"/large?number={number}", "team") for number in range(5)]
         await until(lambda: asked.made * SIZE >= UNREAD_OF_ONE)
         assert (await asked.told("/large", "team")).startswith(b"HTTP/1.1 429 ")
         for _, writer in unread:
@@ -174,8 +253,25 @@ async def test_a_role_at_its_limit_keeps_no_other_role_out(path: str, most: int)
 async def test_unread_answers_give_their_places_to_new_clients() -> None:
     """All places are taken by several who read nothing; the oldest of them leaves."""
     async with serving(most=8) as asked:
-        unread = [await asked.ask("/large", f"role-{number % 4}") for number in range(8)]
+        unread = [await asked.ask(f"/large?number={number}", f"role-{number % 4}") for number in range(8)]
         await until(lambda: len(responses_here().patient) == 8)
         assert (await asked.told("/small")).endswith(b"small")
         for _, writer in unread:
             writer.transport.abort()
+
+
+async def test_others_have_turns_while_an_answer_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2,000 owners the text was made in one turn, for which everybody waited."""
+    monkeypatch.setattr(responses, "TURN_S", 0.0)
+    done: list[str] = []
+
+    async def other() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+            done.append("other")
+
+    beside = asyncio.ensure_future(other())
+    async for part in in_turns(["first", "second", "third"]):
+        done.append(part)
+    await beside
+    assert done.index("other") < done.index("second")

@@ -18,7 +18,8 @@ import pytest
 import sluice
 from sluice.cluster.client.client import Client
 from sluice.cluster.on_ray.keyed_queue import SUBSCRIPTION, Empty, Full, Item, KeyedQueue
-from sluice.storage.errors import Invalid, Unavailable
+from sluice.storage.errors import Invalid, NotFound, Unavailable
+from sluice.storage.format.hashing import masked_hash
 from tests.cluster.helpers import PATIENCE_S, PYTHON, ROOT, eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -180,6 +181,60 @@ def test_a_loop_until_empty_ends_without_an_error(queue: KeyedQueue) -> None:
             queue.ack(item)
             got.append(item.value)
         assert sorted(got) == [(round_, number) for number in range(3)]
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_queue_that_was_deleted_and_made_again_goes_on(client: Client, seen: bool) -> None:
+    """Whether its readers and writers saw the deletion or not. Until it is made again, they hear that there is none."""
+    name = f"remade-{seen}"
+    with KeyedQueue(name, client=client) as queue:
+        queue.put("old", key="a")
+        taken(queue, 1)
+        queue.put("left behind", key="a")
+        KeyedQueue(name, client=client).delete()
+        if seen:
+            with pytest.raises(NotFound, match=f"there is no topic '{name}'"):
+                queue.get(timeout=PATIENCE_S)
+            with pytest.raises(NotFound, match=f"there is no topic '{name}'"):
+                queue.qsize()
+            with pytest.raises(NotFound, match=f"there is no topic '{name}'"):
+                queue.put("nowhere", key="a")
+        with KeyedQueue(name, partitions=2, client=client) as other:
+            other.put("by another", key="a")
+            queue.put("by itself", key="a")
+            came: list[Any] = []
+
+            def all_came() -> bool:
+                with contextlib.suppress(NotFound, Empty):
+                    came.append(taken(queue, 1)[0].value)
+                return "by itself" in came
+
+            eventually(all_came, lambda: f"the queue does not go on: {came}")
+            assert [value for value in came if value != "left behind"] == ["by another", "by itself"]
+            assert queue.empty()
+
+
+@pytest.mark.parametrize("how", ["put_async", "put_nowait"])
+def test_a_queue_made_again_with_fewer_partitions_takes_items(client: Client, how: str) -> None:
+    """Those that nobody waits for are refused once, with the partition that is not there."""
+    keys = [f"k{number}" for number in range(20)]
+    with KeyedQueue(f"fewer-{how}", client=client) as queue:
+        for key in keys:
+            queue.put("old", key=key)
+        KeyedQueue(queue.name, client=client).delete()
+        with KeyedQueue(queue.name, partitions=1, client=client) as other:
+            assert other.empty(), "and so it is there"
+            if how == "put_async":
+                for key in keys:
+                    asyncio.run(queue.put_async(key, key=key))
+            else:
+                queue.put_nowait("refused", key=next(key for key in keys if masked_hash(key.encode()) % 4 == 3))
+                with pytest.raises(NotFound, match="there is no partition 3; there are 1"):
+                    queue.flush()
+                for key in keys:
+                    queue.put_nowait(key, key=key)
+                queue.flush()
+            assert [item.value for item in taken(other, len(keys))] == keys
 
 
 def test_an_empty_queue_says_so(queue: KeyedQueue) -> None:

@@ -16,6 +16,7 @@ from sluice.cluster.history.log_read import HistoryTask
 from sluice.loadgen.base.broker import ClusterConnect
 from sluice.loadgen.spark.log_stream import LogStreamReader
 from sluice.storage.errors import NotFound
+from sluice.storage.format.hashing import masked_hash
 from tests.loadgen.offloaded import EACH, HOUR, OffloadedTopic, given_by, numbers_in, unreachable
 
 
@@ -186,6 +187,38 @@ def test_fewer_partitions_end_a_stream_of_the_earlier_topic(topic: OffloadedTopi
     topic.publish(1)
     with pytest.raises(NotFound, match="deleted and made again"):
         stream.partitions({"2": start["2"]}, stream.latestOffset(start, ReadAllAvailable()))
+
+
+@pytest.mark.parametrize("history", ["auto", "off"])
+def test_an_empty_partition_ends_a_stream_of_the_earlier_topic(topic: OffloadedTopic, history: str) -> None:
+    """The messages of the other partitions are of the new topic, and the rest of the earlier one is lost."""
+    home = {masked_hash(b"k%d" % number) % 2: f"k{number}" for number in range(20)}
+    topic.again(partitions=2)
+    topic.producer.send(b"0", partition_key=home[0])
+    stream = topic.stream(history=history)
+    done, _, _ = step(stream, stream.initialOffset(), 1_000)
+    assert list(done) == ["0"]
+    topic.again(partitions=2)
+    assert stream.latestOffset(done, ReadAllAvailable()) == done
+    topic.producer.send(b"1", partition_key=home[1])
+    with pytest.raises(NotFound, match="deleted and made again"):
+        stream.partitions(done, stream.latestOffset(done, ReadAllAvailable()))
+    careless = topic.stream(history=history, failOnDataLoss="false")
+    assert step(careless, done, 1_000)[1] == [1]
+
+
+@pytest.mark.parametrize("history", ["auto", "off"])
+def test_a_partition_whose_messages_were_all_read_is_no_loss(topic: OffloadedTopic, history: str) -> None:
+    """Nothing of it is kept, and it tells of its last message all the same."""
+    topic.publish(1)
+    stream = topic.stream(history=history)
+    done, _, _ = step(stream, stream.initialOffset(), 1_000)
+    with topic.client.subscribe("t", "s", initial_position="earliest") as consumer:
+        for batch in iter(lambda: consumer.receive_batch(timeout_ms=500), None):
+            consumer.acknowledge(batch)
+        consumer.wait_acknowledged(30_000)
+    topic.trimmed(EACH)
+    assert stream.partitions(done, stream.latestOffset(done, ReadAllAvailable())) == []
 
 
 @pytest.mark.parametrize("history", ["auto", "off"])
