@@ -155,7 +155,9 @@ def test_a_table_of_policies_fits_a_terminal(
         (("create", "green"), "namespace name 'green' is not allowed"),
     ],
 )
-def test_a_wrong_call_is_one_line(sluice: Callable[..., Outcome], space: str, words: tuple[str, ...], said: str) -> None:
+def test_a_wrong_call_is_one_line(
+    sluice: Callable[..., Outcome], space: str, words: tuple[str, ...], said: str
+) -> None:
     code, out, err = sluice("namespaces", *words)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert said in err
