@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import signal
 from collections import deque
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 from sluice.cli.exit_codes import run
 from sluice.storage.errors import NotFound
@@ -113,6 +115,14 @@ def _connect(address: tuple[str, int], timeout: float) -> io.BytesIO:
     if address[1] == 1:
         raise ConnectionRefusedError(111, "Connection refused")
     return io.BytesIO()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_tree_of_commands() -> Iterator[None]:
+    """Typer reads the signatures of all commands once, and not for each command line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.main.get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture

@@ -59,6 +59,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield data
 
 
+@pytest.fixture(scope="module")
+def space(folder: Path) -> str:
+    """A namespace that tests share: they leave it as it was."""
+    for words in (("tenants", "create", "shared"), ("namespaces", "create", "shared/work")):
+        assert run([*words, "--data-dir", str(folder)]) == 0
+    return "shared/work"
+
+
 @pytest.fixture
 def sluice(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
     """Run one command line at that cluster: exit code, standard output, standard error."""
@@ -108,16 +116,16 @@ def test_every_policy_has_a_value_here() -> None:
 
 
 @pytest.mark.parametrize(("policy", "value"), VALUES.items())
-def test_a_policy_is_shown_as_it_was_set(sluice: Callable[..., Outcome], red: str, policy: str, value: str) -> None:
-    before = sluice("namespaces", "get", red, policy)
-    code, _, err = sluice("namespaces", "set", red, policy, *value.split())
+def test_a_policy_is_shown_as_it_was_set(sluice: Callable[..., Outcome], space: str, policy: str, value: str) -> None:
+    before = sluice("namespaces", "get", space, policy)
+    code, _, err = sluice("namespaces", "set", space, policy, *value.split())
     assert code == 0, err
-    table = sluice("namespaces", "get", red, policy)[1]
+    table = sluice("namespaces", "get", space, policy)[1]
     assert value in table
     assert value not in before[1]
-    assert told(sluice("namespaces", "get", red, policy, "--json"))[policy] is not None
-    assert sluice("namespaces", "unset", red, policy)[0] == 0
-    assert sluice("namespaces", "get", red, policy) == before
+    assert told(sluice("namespaces", "get", space, policy, "--json"))[policy] is not None
+    assert sluice("namespaces", "unset", space, policy)[0] == 0
+    assert sluice("namespaces", "get", space, policy) == before
 
 
 def test_a_table_of_policies_fits_a_terminal(
@@ -136,18 +144,20 @@ def test_a_table_of_policies_fits_a_terminal(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("set", "red/work", "retention", "7d"), "retention is set with TIME SIZE"),
-        (("set", "red/work", "retention", "90s", "1GB"), "90s is not a whole number of 1m"),
-        (("set", "red/work", "message-ttl", "soon"), "'soon' is not a duration"),
-        (("set", "red/work", "deduplication", "yes"), "neither true nor false"),
-        (("set", "red/work", "colour", "red"), "there is no policy 'colour'; there are: schema-compatibility"),
-        (("set", "red/work", "schema-compatibility", "sometimes"), "there is no strategy 'SOMETIMES'"),
-        (("get", "red/play"), "red/play"),
+        (("set", "shared/work", "retention", "7d"), "retention is set with TIME SIZE"),
+        (("set", "shared/work", "retention", "90s", "1GB"), "90s is not a whole number of 1m"),
+        (("set", "shared/work", "message-ttl", "soon"), "'soon' is not a duration"),
+        (("set", "shared/work", "deduplication", "yes"), "neither true nor false"),
+        (("set", "shared/work", "colour", "red"), "there is no policy 'colour'; there are: schema-compatibility"),
+        (("set", "shared/work", "schema-compatibility", "sometimes"), "there is no strategy 'SOMETIMES'"),
+        (("get", "shared/play"), "shared/play"),
         (("create", "green/work"), "Tenant green does not exist"),
         (("create", "green"), "namespace name 'green' is not allowed"),
     ],
 )
-def test_a_wrong_call_is_one_line(sluice: Callable[..., Outcome], red: str, words: tuple[str, ...], said: str) -> None:
+def test_a_wrong_call_is_one_line(
+    sluice: Callable[..., Outcome], space: str, words: tuple[str, ...], said: str
+) -> None:
     code, out, err = sluice("namespaces", *words)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert said in err

@@ -84,6 +84,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._root = Context()
         self._frozen: dict[object, list[events.Handle] | None] = {}
         self._dropped: list[events.Handle] = []
+        self._awaited: dict[asyncio.Future[None], Callable[[], bool]] = {}
 
     # -- what asyncio asks of a loop --
 
@@ -162,6 +163,30 @@ class SimLoop(asyncio.BaseEventLoop):
         finally:
             handle._cancelled = True
 
+    async def until(self, condition: Callable[[], bool], milliseconds: int) -> bool:
+        """Wait for a condition, so long at the most; returns whether it holds.
+
+        The loop asks for it whenever time is about to move: at the end of each moment at which something happened.
+        """
+        end = self.now + milliseconds
+        last = self.after(milliseconds, bool)
+        holds = condition()
+
+        def over() -> bool:
+            nonlocal holds
+            holds = condition()
+            return holds or self.now >= end
+
+        if not holds:
+            future = self.create_future()
+            self._awaited[future] = over
+            try:
+                await future
+            finally:
+                del self._awaited[future]
+        last.cancel()
+        return holds
+
     def fail(self, error: BaseException) -> None:
         """Report a problem; the first one ends the run."""
         if self.problem is None:
@@ -214,7 +239,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 handle = pool.pop()
             elif self._line:
                 handle = take()
-            elif self._advance():
+            elif (self._awaited and self._has_come()) or self._advance():
                 moved = self.steps
                 continue
             else:
@@ -245,6 +270,21 @@ class SimLoop(asyncio.BaseEventLoop):
         at = int(self._pick() * (last + 1))
         pool[at], pool[last] = pool[last], pool[at]
         return pool.pop()
+
+    def _has_come(self) -> bool:
+        """Wake those whose conditions hold; returns whether there are any."""
+        come = False
+        for future, condition in list(self._awaited.items()):
+            if future.done():
+                continue
+            try:
+                if not condition():
+                    continue
+                future.set_result(None)
+            except Exception as error:
+                future.set_exception(error)
+            come = True
+        return come
 
     def _advance(self) -> bool:
         """Jump to the next timer that still counts and make everything due then ready."""

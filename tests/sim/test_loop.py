@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.sim.loop import OWNER, SimFailure, SimLoop, run
+from tests.sim.loop import OWNER, SimFailure, SimLoop, current_loop, run
 
 
 def _order(seed: int, *, shuffle: bool | None = None) -> list[int]:
@@ -128,3 +128,43 @@ def test_threads_are_refused() -> None:
 
     with pytest.raises(SimFailure, match="executor"):
         run(1, main)
+
+
+def test_a_condition_is_seen_at_the_moment_at_which_it_comes() -> None:
+    async def main() -> tuple[bool, int, int]:
+        loop = current_loop()
+        met: list[int] = []
+        loop.after(7_000, met.append, 1)
+        looks = 0
+
+        def condition() -> bool:
+            nonlocal looks
+            looks += 1
+            return bool(met)
+
+        return await loop.until(condition, 10_000), loop.now, looks
+
+    holds, moment, looks = run(1, main)
+    assert (holds, moment) == (True, 7_000)
+    assert looks <= 4, "it is asked for when something has happened"
+
+
+def test_a_condition_that_does_not_come_is_given_up() -> None:
+    async def main() -> tuple[bool, int]:
+        loop = current_loop()
+        loop.after(3_001, bool)
+        return await loop.until(lambda: False, 3_000), loop.now
+
+    assert run(1, main) == (False, 3_000)
+
+
+def test_an_error_of_a_condition_comes_to_the_one_who_waits() -> None:
+    async def main() -> None:
+        loop = current_loop()
+        broken: list[str] = ["fine"]
+        loop.after(10, broken.clear)
+        with pytest.raises(IndexError):
+            await loop.until(lambda: not broken[0], 1_000)
+        assert loop.now == 10
+
+    run(1, main)

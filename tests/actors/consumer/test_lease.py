@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from sluice.actors.consumer.lease import Lease
-from tests.scenarios.key_shared.broker import STEP_MS, Broker, play
+from tests.scenarios.key_shared.broker import Broker, play
 from tests.sim.net import LinkFaults
 from tests.sim.world import Process, World
 
@@ -22,7 +22,7 @@ def test_the_end_is_told_while_the_owner_is_looked_for() -> None:
         await broker.until(lambda: len(client.got) == 1)
         heal = broker.world.partition(["c"], ["controller"])
         broker.world.crash(next(name for name in broker.world.alive("dispatcher-")))
-        await broker.until(lambda: client.got[0].part.revoked, LEASE_MS + STEP_MS)
+        await broker.until(lambda: client.got[0].part.revoked, LEASE_MS)
         assert [event.kind for event in client.events][-1] == "lost"
         heal()
         await broker.until(lambda: len(client.got) == 2, 10 * LEASE_MS)

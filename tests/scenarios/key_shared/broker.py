@@ -50,7 +50,6 @@ R = TypeVar("R", bound=Reply)
 
 TOPIC, SUBSCRIPTION, CONTROLLER = "orders", "billing", "controller/controller"
 KEYS = [str(key) for key in range(300)]
-STEP_MS = 5
 
 
 @dataclass(eq=False)
@@ -290,10 +289,7 @@ class Broker:
 
     async def until(self, done: Callable[[], bool], milliseconds: int = 10_000) -> None:
         """Wait for something, within virtual time."""
-        end = self.world.loop.now + milliseconds
-        while not done():
-            assert self.world.loop.now < end, f"did not happen in {milliseconds} ms"
-            await self.world.loop.pause(STEP_MS)
+        assert await self.world.loop.until(done, milliseconds), f"did not happen in {milliseconds} ms"
 
     async def quiet(self, milliseconds: int) -> None:
         """Let time pass."""

@@ -6,6 +6,7 @@ as it writes the frame. So the judge is the one of the other worlds, with all th
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -91,6 +92,8 @@ class WireConsumerModel:
         self._sessions: list[set[int]] = []
         self._learn(traffic.partitions)
         self._said: list[_Said] = []
+        self._speaks = asyncio.Event()
+        """Set while something is to be said."""
         self._wire = Wire(
             pipes, world.process(self.name), manner.gateways, self._rng, heard=self._heard, lost=self._lost
         )
@@ -206,7 +209,7 @@ class WireConsumerModel:
         assert other is None or other.ended(entry.life), f"S: two frames at one client under the id {at}"
         self._ids[partition, at] = entry
         if self._manner.index and self._patience.limit():
-            self._said.append(_Said(entry, message_id(at, entry.still_open()), [], []))  # of which nothing is done
+            self._say_soon(_Said(entry, message_id(at, entry.still_open()), [], []))  # of which nothing is done
         moment = self._past.stamp()
         for row, message in enumerate(messages):
             self._past.receives.append(
@@ -264,15 +267,22 @@ class WireConsumerModel:
         entry.told |= entry.acked
         done = [entry.messages[each].position for each in sorted(entry.acked)]
         said = _Said(entry, message_id(entry.position, open_rows), done, [entry.acks[each] for each in fresh])
-        self._said.append(said)
+        self._say_soon(said)
         if self._rng.random() < self._manner.again:
-            self._said.append(replace(said, rows=[]))
+            self._say_soon(replace(said, rows=[]))
 
     async def _acknowledge_now_and_then(self) -> None:
         """Acknowledgements are gathered, also while there is no connection."""
         while True:
+            await self._speaks.wait()
             await self.ports.clock.sleep(self._manner.gather_ms)
             self._say_acknowledged()
+            if not self._said:
+                self._speaks.clear()
+
+    def _say_soon(self, said: _Said) -> None:
+        self._said.append(said)
+        self._speaks.set()
 
     def _say_acknowledged(self) -> None:
         for partition in sorted(self._open):
