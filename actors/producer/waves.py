@@ -1,8 +1,8 @@
 """Publishes to a partition in waves: what the producers of a process have waiting for it goes as one run.
 
-One wave is under way for each partition. Batches that are sent meanwhile gather and go with the next one, so no message
-waits for a timer, and a message that is alone goes at once. The waves of all partitions begin together, in rounds. A
-batch that is large anyway goes by itself, beside the waves.
+One wave is under way for each partition. Batches that are sent meanwhile gather and go with the next one, and a message
+that is alone goes at once. The waves of all partitions begin together, in rounds. A batch that is large anyway goes by
+itself, beside the waves.
 
 A wave is tried once. If it is refused, or its outcome is unknown, each producer publishes its part by itself until the
 part is stored or refused (actors.producer.producer), and joins no wave meanwhile. So a part keeps its place before
