@@ -222,7 +222,7 @@ SERVING: list[Mutant] = [
         old="    there = (part.positions >= begun.start)",
         new="    there = (part.positions >= begun.behind)",
         world="relay",
-        seed=98700644,
+        test=f"{WHOLE}::test_a_begun_batch_goes_on_at_its_first_open_row",
     ),
     Mutant(
         name="a batch goes on before an earlier one that was begun",

@@ -20,6 +20,8 @@ from sluice.actors.pulsar.conversation.consuming.batch_reassembly import (
     PATIENCE_MS,
     BatchReassembler,
     RowRange,
+    begun_in,
+    goes_on_at,
     leading,
 )
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
@@ -46,6 +48,26 @@ def part_of(positions: list[int], index: list[int | None] | None, follows: int =
         session=1,
         follows=follows,
     )
+
+
+@pytest.mark.parametrize(
+    ("positions", "open_rows", "row"),
+    [
+        ([13, 15], [True, True], 0),
+        ([11, 15], [True, True], 0),
+        ([9, 15], [True, True], 1),
+        ([11, 15], [False, True], 1),
+        ([9, 11], [True, False], 2),
+    ],
+    ids=["the_rest", "held_by_another", "an_earlier_batch", "done", "none"],
+)
+def test_a_begun_batch_goes_on_at_its_first_open_row(positions: list[int], open_rows: list[bool], row: int) -> None:
+    """A row that another consumer held may come after later messages of its batch."""
+    begun = begun_in(part_of([10, 11, 12], [0, 1, 2], follows=2))
+    assert begun is not None
+    later = part_of(positions, None)
+    later.open = np.array(open_rows)
+    assert goes_on_at(begun, later, 0) == row
 
 
 async def with_room(clients: Clients, wire: Wire, kind: int, permits: int, name: str = "a") -> None:
