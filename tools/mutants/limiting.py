@@ -1,11 +1,11 @@
-"""Mutants of what operators say of topics: rates, and how long messages are kept."""
+"""Mutants of limits: rates, how long messages are kept, and what one answer by HTTP costs."""
 
 from __future__ import annotations
 
 from tools.mutants import Mutant
 
 GATEWAY, OWNERS = "gateway", "owners"
-LIMITS = "tests/actors/pulsar/test_limits.py"
+LIMITS, RESPONSES = "tests/actors/pulsar/test_limits.py", "tests/cluster/http/test_responses.py"
 
 LIMITING: list[Mutant] = [
     Mutant(
@@ -39,5 +39,29 @@ LIMITING: list[Mutant] = [
         new="began = time.monotonic()\n            if not self._size:",
         world=OWNERS,
         test="tests/cluster/host/test_metadata_quota.py::test_a_removed_record_makes_room",
+    ),
+    Mutant(
+        name="a request takes an answer that was begun before it came",
+        module="sluice.cluster.http.responses",
+        old="        del self._wanted[which]\n",
+        new="",
+        world=GATEWAY,
+        test=f"{RESPONSES}::test_requests_that_wait_for_one_answer_share_it",
+    ),
+    Mutant(
+        name="requests that wait for one answer make it one after the other",
+        module="sluice.cluster.http.responses",
+        old="                outcome = _like(answer)\n",
+        new="",
+        world=GATEWAY,
+        test=f"{RESPONSES}::test_requests_that_wait_for_one_answer_share_it",
+    ),
+    Mutant(
+        name="one answer asks all owners at once",
+        module="sluice.cluster.admin.broker",
+        old="asyncio.Semaphore(ASKED)",
+        new="asyncio.Semaphore(10 * ASKED)",
+        world=GATEWAY,
+        test="tests/cluster/admin/test_broker.py::test_an_answer_of_all_owners_asks_few_at_once",
     ),
 ]
