@@ -4,16 +4,17 @@ A producer cuts the payload. Each chunk is a message of its own with the key of 
 go to one consumer, in order. A chunk stays unacknowledged until the user is done with the whole message; acknowledging
 the whole or giving it back does so with every chunk of it.
 
-The rules are those of Pulsar's clients. A chunk that is stored twice is done once. Chunk 0 of a message whose chunks
-are here already means that its producer began again: those at earlier places are done. A chunk without those before it
-is given back once; when it comes again without them they will not come, and it is done. Incomplete messages are bounded
-in number and in bytes, and the oldest is given back. The caller decides about a message that got no chunk for too long
-(`overdue`).
+Chunks may come in any order: a chunk that was given back comes behind later ones. One that is stored twice is done
+once. Chunk 0 of a message whose chunks are here already means that its producer began again: those at earlier places
+are done. Incomplete messages that have their chunk 0 are bounded in number, all of them in bytes, and the oldest is
+given back. Messages of one key may lie among each other, and neither can do without the other's chunks: none of the key
+whose chunk came last is given back for their number. If a chunk is taken back, all others of its message go with it.
+The caller decides about a message that got no chunk for too long (`overdue`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,8 @@ class MessageChunk(Received):
         self.open[rows] = False
         if len(rows):
             self.taken_back = np.ones(1, bool)
+            if self.whole is not None:
+                self.whole.give_rest_back()
 
     def empty(self) -> None:
         """Drop the payload, which the message has; the key stays."""
@@ -92,10 +95,12 @@ class MessageChunk(Received):
 class Whole(Received):
     """A message in chunks, at the place of its last one. What becomes of it becomes of all chunks."""
 
-    __slots__ = ("_chunks",)
+    __slots__ = ("_chunks", "on_broken")
 
     def __init__(self, chunks: Sequence[MessageChunk], rows: pa.RecordBatch) -> None:
         self._chunks = tuple(chunks)
+        self.on_broken: Callable[[Sequence[MessageChunk]], object] = lambda chunks: None
+        """Called when a chunk was taken back: the others must come again with it."""
         last = chunks[-1]
         super().__init__(
             rows=rows,
@@ -139,24 +144,36 @@ class Whole(Received):
         """Leave it to the chunks."""
 
     def counts(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.uint8]:
-        if rows is not None and not len(rows):
+        if (rows is not None and not len(rows)) or not self.open[0]:
             return NO_COUNTS
         return np.concatenate([chunk.counts() for chunk in self._chunks])
 
     def close(self, rows: npt.NDArray[np.int64] | None = None) -> Positions:
-        if rows is not None and not len(rows):
-            return NO_POSITIONS
+        if (rows is not None and not len(rows)) or not self.open[0]:
+            return NO_POSITIONS  # a part of it is not done alone
         return np.concatenate([chunk.close() for chunk in self._chunks])
+
+    def give_rest_back(self) -> None:
+        """Have the chunks given back that are here."""
+        self.on_broken(self._chunks)
 
 
 @dataclass(eq=False, slots=True)
 class _Incomplete:
-    """since: when the last chunk came, monotonic ms."""
+    """chunks: by their numbers. since: when the last chunk came, monotonic ms."""
 
     source: PartitionConsumer
     since: int
-    chunks: list[MessageChunk] = field(default_factory=list)
+    chunks: dict[int, MessageChunk] = field(default_factory=dict)
     size: int = 0
+
+    def keep(self, wanted: Callable[[MessageChunk], bool]) -> list[MessageChunk]:
+        """Keep some chunks, and return the others."""
+        others = [chunk for chunk in self.chunks.values() if not wanted(chunk)]
+        for chunk in others:
+            del self.chunks[chunk.of.number]
+            self.size -= chunk.size
+        return others
 
 
 @dataclass(slots=True)
@@ -172,7 +189,7 @@ class Decision:
 class IncompleteMessages:
     """Chunks at one consumer whose messages are not complete, in the order in which the messages began.
 
-    most: incomplete messages. patience: ms that a chunk may be old before it is dropped for want of those before it.
+    most: incomplete messages with a chunk 0. patience: ms that a message may wait for its next chunk.
     """
 
     def __init__(self, most: int, patience: int) -> None:
@@ -182,53 +199,63 @@ class IncompleteMessages:
     def __len__(self) -> int:
         return len(self._messages)
 
-    def add(self, source: PartitionConsumer, chunk: MessageChunk, *, now: int, wall: int) -> Decision:
-        """Take a chunk that came from a source (one partition). now: monotonic ms. wall: ms since 1970."""
+    def add(self, source: PartitionConsumer, chunk: MessageChunk, now: int) -> Decision:
+        """Take a chunk that came from a source (one partition). now: monotonic ms."""
         self._forget_lost()
-        decision, at = Decision(), (source, chunk.of.uuid)
-        message = self._messages.get(at)
-        if message is not None and chunk.positions[0] < message.chunks[-1].positions[0]:
+        decision, at, place = Decision(), (source, chunk.of.uuid), int(chunk.positions[0])
+        message = self._messages.setdefault(at, _Incomplete(source, now))
+        first = message.chunks.get(0)
+        if first is not None and place < first.positions[0]:
             decision.done.append(chunk)
             return decision
         if chunk.of.number == 0:
-            if message is not None:
-                decision.done += message.chunks
-                del self._messages[at]
-            message = self._messages[at] = _Incomplete(source, now)
-        if message is None or chunk.of.number > len(message.chunks):
-            published = chunk.column("publish_time")[0].as_py()
-            if chunk.redeliveries[0] and wall - published > self._patience:
-                decision.done.append(chunk)
-            else:
-                decision.back.append((source, [chunk]))
-            return decision
-        if chunk.of.number < len(message.chunks):
+            decision.done += message.keep(lambda each: each.positions[0] > place)
+            self._messages[at] = self._messages.pop(at)  # it begins now
+        if message.chunks.setdefault(chunk.of.number, chunk) is not chunk:
             decision.done.append(chunk)
             return decision
-        message.chunks.append(chunk)
         message.since, message.size = now, message.size + chunk.size
         if len(message.chunks) == chunk.of.count:
-            decision.whole = message.chunks
+            decision.whole = [message.chunks[number] for number in range(chunk.of.count)]
             del self._messages[at]
-        while len(self) > self._most or sum(one.size for one in self._messages.values()) > MOST_BYTES:
-            oldest = self._messages.pop(next(iter(self._messages)))
-            decision.back.append((oldest.source, oldest.chunks))
+        while (oldest := self._beyond_limits(_key_of(chunk))) is not None:
+            decision.back.append((oldest.source, [*oldest.chunks.values()]))
         return decision
 
     def overdue(self, now: int) -> list[tuple[PartitionConsumer, list[MessageChunk]]]:
         """Take out what got no chunk for too long: sources, and the chunks of each message."""
         self._forget_lost()
         late = [at for at, one in self._messages.items() if one.since + self._patience <= now]
-        return [(one.source, one.chunks) for one in map(self._messages.pop, late)]
+        return [(one.source, [*one.chunks.values()]) for one in map(self._messages.pop, late)]
 
     def clear(self) -> list[MessageChunk]:
         """Take out everything."""
-        found = [chunk for one in self._messages.values() for chunk in one.chunks]
+        found = [chunk for one in self._messages.values() for chunk in one.chunks.values()]
         self._messages.clear()
         return found
 
+    def _beyond_limits(self, key: bytes | None) -> _Incomplete | None:
+        """Take out the oldest message that is too much. key: of the chunk that came last.
+
+        A message without its chunk 0 takes no other one's place: else two would chase each other for ever.
+        """
+        begun = [at for at, one in self._messages.items() if 0 in one.chunks]
+        others = [at for at in begun if key is None or _key_of(self._messages[at].chunks[0]) != key]
+        if len(begun) > self._most and others:
+            return self._messages.pop(others[0])
+        if sum(one.size for one in self._messages.values()) > MOST_BYTES:
+            return self._messages.pop(next(iter(self._messages)))
+        return None
+
     def _forget_lost(self) -> None:
-        """Drop messages that have lost a chunk to another consumer: all of their chunks come again."""
+        """Drop chunks that are another consumer's by now: they come again, and what is left of their messages waits."""
         for at, one in list(self._messages.items()):
-            if not all(chunk.open[0] and not chunk.revoked for chunk in one.chunks):
+            one.keep(lambda each: bool(each.open[0]) and not each.revoked)
+            if not one.chunks:
                 del self._messages[at]
+
+
+def _key_of(chunk: MessageChunk) -> bytes | None:
+    """Return the key by which a chunk finds its consumer; None: it has none."""
+    names = [name for name in ("ordering_key", "key") if name in chunk.schema.names]
+    return next((key for name in names if (key := chunk.column(name)[0].as_py()) is not None), None)

@@ -40,7 +40,7 @@ from sluice.actors.messages import (
     Poll,
     RedeliverUnacknowledged,
 )
-from sluice.actors.ports import Address, Ports, Unknown
+from sluice.actors.ports import Address, Clock, Ports, Unknown
 from sluice.actors.runtime.backoff import Backoff
 from sluice.actors.runtime.gc_pressure import CLIENT, LET_GO
 from sluice.actors.runtime.shared_future import SharedFuture, carry_through
@@ -113,6 +113,10 @@ class PartitionConsumer:
     @property
     def topic(self) -> str:
         return self._config.topic
+
+    @property
+    def clock(self) -> Clock:
+        return self._ports.clock
 
     def _owner(self) -> tuple[Address, int] | None:
         """The owner and the session by now; None once this consumer closes."""

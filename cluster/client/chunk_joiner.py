@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from sluice.actors.consumer.chunks import IncompleteMessages, MessageChunk
 from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.ports import Clock
 from sluice.cluster.base.loop import Home
 from sluice.cluster.client.message import MessageId
 from sluice.cluster.client.options import ConsumerOptions
 from sluice.storage.errors import Invalid, SluiceError
 
 logger = logging.getLogger("sluice.client")
+
+AGAIN_MS = 5_000
+"""The oldest of too many incomplete messages comes again so late: others become complete meanwhile."""
 
 ON_SHARED = (
     "this subscription is shared, and deals out the chunks of a message to several consumers: "
@@ -64,40 +68,40 @@ class ChunkJoiner:
         """Take a chunk. Return its message if that is complete now."""
         if self._options.shared:
             self._end(Invalid(ON_SHARED))
-        decision = self._incomplete.add(consumer, chunk, now=_monotonic_ms(), wall=time.time_ns() // 1_000_000)
+        clock = consumer.clock
+        decision = self._incomplete.add(consumer, chunk, clock.monotonic())
         for done in decision.done:
             consumer.acknowledge(done)
         for source, chunks in decision.back:
-            self._soon(self._return(source, chunks))
-        self._look_later()
+            self._soon(_give_back(source, chunks, AGAIN_MS))
+        self._look_later(clock)
         if decision.whole is None:
             consumer.taken(chunk)  # that of the last one is free when the message is received
             return None
         from sluice.actors.pulsar.codec import chunked
 
-        return chunked.whole(decision.whole)
+        whole = chunked.whole(decision.whole)
+        whole.on_broken = lambda chunks: self._soon(_give_back(consumer, chunks, 0))
+        return whole
 
     def clear(self) -> list[MessageChunk]:
         """Take out all chunks of incomplete messages."""
         return self._incomplete.clear()
 
-    def _return(self, consumer: PartitionConsumer, chunks: Sequence[MessageChunk]) -> Coroutine[Any, Any, object]:
-        return consumer.nack([(chunk, None) for chunk in chunks], self._options.chunks_expire_ms)
-
     def _soon(self, work: Coroutine[Any, Any, object]) -> None:
         self._tasks.add(task := asyncio.ensure_future(work))
         task.add_done_callback(self._tasks.discard)
 
-    def _look_later(self) -> None:
+    def _look_later(self, clock: Clock) -> None:
         if self._incomplete and not self._looks:
             self._looks = True
-            self._loop.later(self._options.chunks_expire_ms, self._look)
+            self._loop.later(self._options.chunks_expire_ms, partial(self._look, clock))
 
-    def _look(self) -> None:
+    def _look(self, clock: Clock) -> None:
         self._looks = False
-        for consumer, chunks in self._incomplete.overdue(_monotonic_ms()):
+        for consumer, chunks in self._incomplete.overdue(clock.monotonic()):
             self._soon(self._expire(consumer, chunks))
-        self._look_later()
+        self._look_later(clock)
 
     async def _expire(self, consumer: PartitionConsumer, chunks: Sequence[MessageChunk]) -> None:
         try:
@@ -107,7 +111,7 @@ class ChunkJoiner:
         if row["type"] == "Shared":
             self._end(Invalid(ON_SHARED))
         if row["msgBacklog"] > row["unackedMessages"]:
-            await self._return(consumer, chunks)
+            await _give_back(consumer, chunks, 0)  # at once: nothing of their key goes before them
             return
         place = MessageId(consumer.partition, int(chunks[0].positions[0]))
         story = "%s of %s begins a message in chunks that has %d of %d after %d ms: it is dropped"
@@ -116,5 +120,6 @@ class ChunkJoiner:
             consumer.acknowledge(chunk)
 
 
-def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
+async def _give_back(consumer: PartitionConsumer, chunks: Sequence[MessageChunk], delay_ms: int) -> None:
+    if held := [(chunk, None) for chunk in chunks if chunk.open[0]]:
+        await consumer.nack(held, delay_ms)

@@ -20,6 +20,7 @@ SEEDS = {
     "bookie": 60,
     "cancels": 12,
     "candidates": 40,
+    "chunks": 20,
     "compaction": 15,
     "dead_letters": 12,
     "delays": 10,
@@ -116,6 +117,10 @@ ONCE_FAILED = [
     ("cancels", 310000133),  # who lost the race for a record left the shared delayed index under the winner's epoch
     ("machines", 310000120),  # a process that was left, and met again, was taken for another one: no slot left it
     ("idle", 207252047),  # to the world a start on a frozen machine never ended, and a frozen process ended in parts
+    ("chunks", 0),  # more incomplete messages than a consumer may have, which took each other's places for ever
+    ("chunks", 2),  # chunks that were given back came behind later ones, which were dropped
+    ("chunks", 54),  # two messages of one key lay among each other, and each was given back for the other
+    ("chunks", 60),  # a message that lost one chunk kept the others, and that one was dropped alone
     ("gateway", 99415083),  # to the judge a message was still held that its first consumer had finished for all
 ]
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""

@@ -17,21 +17,18 @@ PATIENCE = 100
 SOURCE = cast(PartitionConsumer, "partition 0")
 
 
-def chunk(
-    uuid: bytes, number: int, at: int, *, count: int = 3, given_back: int = 0, published: int = 0
-) -> MessageChunk:
-    """A chunk at a place."""
+def chunk(uuid: bytes, number: int, at: int, *, count: int = 3, key: bytes | None = None) -> MessageChunk:
+    """A chunk at a place. key: by default one of its message's own."""
     rows = pa.record_batch(
         {
-            "key": pa.array([b"k"], pa.binary()),
+            "key": pa.array([key or uuid], pa.binary()),
             "payload": pa.array([b"%d" % number], pa.binary()),
-            "publish_time": [published],
+            "publish_time": [0],
         }
     )
-    none = np.zeros(1, np.int64)
-    counts = np.full(1, given_back, np.uint8)
+    none, never = np.zeros(1, np.int64), np.zeros(1, np.uint8)
     part = Received(
-        rows=rows, partition=0, positions=np.array([at]), dispatch=none, redeliveries=counts, deliver_at=none, epoch=1,
+        rows=rows, partition=0, positions=np.array([at]), dispatch=none, redeliveries=never, deliver_at=none, epoch=1,
         session=1,
     )  # fmt: skip
     return MessageChunk(part, ChunkOf(uuid, number, count))
@@ -48,7 +45,7 @@ class Consumer:
 
     def take(self, *came: MessageChunk, now: int = 0) -> None:
         for each in came:
-            decision = self.incomplete.add(SOURCE, each, now=now, wall=now)
+            decision = self.incomplete.add(SOURCE, each, now)
             self.done += [int(one.positions[0]) for one in decision.done]
             self.back += [int(one.positions[0]) for _, group in decision.back for one in group]
             if decision.whole is not None:
@@ -80,14 +77,46 @@ def test_earlier_chunks_that_come_late_do_not_harm_a_message() -> None:
     assert (consumer.whole, consumer.done) == ([[5, 6, 7]], [0, 1])
 
 
-def test_a_chunk_without_its_first_one_is_dropped_in_the_end() -> None:
+def test_chunks_that_come_in_another_order_make_a_message() -> None:
+    consumer = Consumer()
+    consumer.take(chunk(b"a", 2, 2), chunk(b"a", 1, 1), chunk(b"a", 0, 0))
+    assert (consumer.whole, consumer.done, consumer.back) == ([[0, 1, 2]], [], [])
+
+
+def test_later_chunks_of_an_earlier_beginning_are_done() -> None:
+    consumer = Consumer()
+    consumer.take(chunk(b"a", 1, 1), chunk(b"a", 0, 2), chunk(b"a", 2, 4), chunk(b"a", 1, 3))
+    assert (consumer.whole, consumer.done) == ([[2, 3, 4]], [1])
+
+
+def test_a_chunk_without_its_first_one_is_overdue_in_the_end() -> None:
     consumer = Consumer()
     consumer.take(chunk(b"a", 1, 1), now=1_000)
-    assert (consumer.done, consumer.back) == ([], [1])
-    consumer.take(chunk(b"a", 1, 1, given_back=1, published=950), now=1_000)
-    assert (consumer.done, consumer.back) == ([], [1, 1])
-    consumer.take(chunk(b"a", 1, 1, given_back=2, published=950), now=1_051)
-    assert consumer.done == [1]
+    assert (consumer.done, consumer.back) == ([], [])
+    assert [len(group) for _, group in consumer.incomplete.overdue(1_100)] == [1]
+
+
+def test_a_chunk_without_its_first_one_takes_no_place() -> None:
+    consumer = Consumer(most=1)
+    consumer.take(chunk(b"a", 0, 0), chunk(b"b", 0, 1), chunk(b"a", 1, 2), chunk(b"a", 2, 3))
+    assert consumer.back == [0]
+    consumer.take(chunk(b"b", 1, 4), chunk(b"b", 2, 5), chunk(b"a", 0, 0))
+    assert (consumer.whole, consumer.back) == ([[1, 4, 5], [0, 2, 3]], [0])
+
+
+def test_messages_of_one_key_do_not_take_each_others_place() -> None:
+    consumer = Consumer(most=1)
+    consumer.take(*(chunk(uuid, at // 2, at, key=b"k") for at, uuid in enumerate((b"a", b"b") * 3)))
+    assert (consumer.whole, consumer.back) == ([[0, 2, 4], [1, 3, 5]], [])
+
+
+def test_a_message_keeps_its_chunks_when_one_is_taken_back() -> None:
+    consumer = Consumer()
+    first, second = chunk(b"a", 0, 0), chunk(b"a", 1, 1)
+    consumer.take(first, second)
+    second.close()
+    consumer.take(chunk(b"a", 1, 1), chunk(b"a", 2, 2))
+    assert consumer.whole == [[0, 1, 2]]
 
 
 def test_the_oldest_of_too_many_incomplete_ones_is_given_back() -> None:
@@ -136,3 +165,16 @@ def test_a_message_is_taken_back_with_all_chunks() -> None:
     assert not message.open.any()
     assert message.taken_back is not None
     assert not len(message.close())
+
+
+def test_a_message_that_loses_a_chunk_gives_the_others_back() -> None:
+    held, back = UnackedMessageTracker(), list[int]()
+    made = [chunk(b"a", number, number) for number in range(3)]
+    for each in made:
+        held.add(each)
+    message = Whole(made, made[-1].rows)
+    message.on_broken = lambda chunks: back.extend(each.of.number for each in chunks if each.open[0])
+    held.take_back(np.array([2]), shown_too=True)
+    assert back == [0, 1]
+    assert (len(message.close()), len(message.counts())) == (0, 0)
+    assert [bool(each.open[0]) for each in made] == [True, True, False]

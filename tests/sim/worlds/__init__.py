@@ -7,6 +7,7 @@ from tests.sim.worlds.bookie import BookieWorld
 from tests.sim.worlds.broker import BrokerWorld
 from tests.sim.worlds.cancels import CancelsWorld
 from tests.sim.worlds.candidates import CandidatesWorld
+from tests.sim.worlds.chunks import ChunksWorld
 from tests.sim.worlds.compaction import CompactionWorld
 from tests.sim.worlds.dead_letters import DeadLettersWorld
 from tests.sim.worlds.delays import DelaysWorld
@@ -41,6 +42,7 @@ WORLDS: dict[str, Scenario] = {
         BrokerWorld(),
         CancelsWorld(),
         CandidatesWorld(),
+        ChunksWorld(),
         DeadLettersWorld(),
         DelaysWorld(),
         GatewayWorld(),
