@@ -43,7 +43,7 @@ WAVE_BYTES = 1024 * 1024
 """The most bytes of one wave."""
 MOST_APPENDS = 100
 ROUND_MS = 20
-RETURN_MS = 2
+RETURN_MS = 4
 MOST_SKIPPED = 16
 PATIENCE_MS = 3_000
 
