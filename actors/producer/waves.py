@@ -44,6 +44,7 @@ WAVE_BYTES = 1024 * 1024
 MOST_APPENDS = 100
 ROUND_MS = 20
 RETURN_MS = 4
+ENOUGH = 24
 MOST_SKIPPED = 16
 PATIENCE_MS = 3_000
 
@@ -238,8 +239,8 @@ class Rounds:
 
     Callers that wait for each confirmation send again at once. If a round began before they have, there would be two
     halves of the callers for good, each with rounds of its own that cost nearly as much as one for all. So the next
-    round waits until as many producers have come as the one before had, RETURN_MS at most. After a wait in which fewer
-    than half of them came, some rounds do not wait: one, two, four, and so on, up to MOST_SKIPPED.
+    round waits until as many producers have come as the one before had, or ENOUGH in all, RETURN_MS at most. After a
+    wait in which fewer than half of them came, some rounds do not wait: one, two, four, and so on, up to MOST_SKIPPED.
 
     MOST_APPENDS are under way at once, and the others wait in the order in which they came. A client that sends to a
     thousand partitions would begin as many appends, and each makes every turn of the event loop longer until it is
@@ -259,6 +260,8 @@ class Rounds:
         self._beginning = False
         self._awaited = self._away = 0
         """How many producers the next round waits for, and how many of them have not come yet."""
+        self._here = 0
+        """How many have come since the last round began."""
         self._await_until = 0
         """The end of this wait, monotonic ms."""
         self._return: Timer | None = None
@@ -281,6 +284,7 @@ class Rounds:
 
     def came(self) -> None:
         """Count a producer that has something to publish."""
+        self._here += 1
         if self._away:
             self._away -= 1
             if not self._away:
@@ -297,7 +301,7 @@ class Rounds:
         if self._skipped:
             self._skipped -= 1
         else:
-            self._awaited = self._away = producers
+            self._awaited = self._away = max(0, min(producers, ENOUGH - self._here))
             self._await_until = self._ports.clock.monotonic() + RETURN_MS
 
     def _waits(self) -> bool:
@@ -324,6 +328,7 @@ class Rounds:
         self._beginning = False
         waits = self._newest is not None or self._waits()
         waiting = [self._large] if waits else [self._large, self._small]
+        self._here = self._here if waits else 0
         begun: dict[bool, list[Callable[[Round], None]]] = {True: [], False: []}
         while self._free and (some := [each for each in waiting if each]):
             first = min(some, key=_place)

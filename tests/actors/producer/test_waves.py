@@ -14,6 +14,7 @@ from sluice.actors.ports import Ports
 from sluice.actors.producer.batches import Outgoing
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.producer.waves import (
+    ENOUGH,
     MOST_APPENDS,
     MOST_SKIPPED,
     PATIENCE_MS,
@@ -226,6 +227,12 @@ def test_next_round_waits_for_the_producers_of_the_last() -> None:
         begun["late"].end(come_back)
         await ports.clock.sleep(RETURN_MS - 1)
         assert "more" in begun, "its producer had more in its queue"
+        crowd = [f"{number}" for number in range(ENOUGH)]
+        await play(*crowd)
+        begun["more"].producers += 1
+        begun["more"].end()
+        await ports.clock.sleep(RETURN_MS - 1)
+        assert set(crowd) <= set(begun), "so many wait for nobody"
 
     World(1).play(run)
 
