@@ -16,7 +16,6 @@ the order of that queue.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -269,7 +268,8 @@ class ProducerCore(OfThisProcess, Generic[S]):
             raise Invalid(f"a message in chunks cannot be delayed; one of at most {MAX_MESSAGE_BYTES} bytes can")
         from sluice.actors.pulsar.codec import chunked
 
-        return [*chunked.cut(payload, secrets.token_hex(16).encode(), self._options.pulsar)]
+        uuid = f"{self._ports.rng.randrange(1 << 128):032x}".encode()
+        return [*chunked.cut(payload, uuid, self._options.pulsar)]
 
     def _split(self, batch: StoredBatch) -> list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]:
         return split(batch, len(self._parts), self._options.hashing_scheme)

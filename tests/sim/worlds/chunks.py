@@ -226,6 +226,7 @@ class ChunksCourse(Course):
                 async with await admin.subscribe(
                     TOPIC,
                     SUBSCRIPTION,
+                    consumer_name="admin",
                     initial_position="earliest",
                     nack_order=self.habits.nack_order,
                     lease_ms=self.habits.lease_ms,
