@@ -18,7 +18,7 @@ from unittest.mock import patch
 from sluice.actors.producer import batches, producer
 from sluice.actors.pulsar.codec import chunked
 from sluice.cluster.base.loop import CallersLoop
-from sluice.cluster.client import producer_core
+from sluice.cluster.client import chunk_joiner, producer_core
 from sluice.cluster.client.async_client import AsyncClient
 from sluice.cluster.client.async_consumer import AsyncConsumer
 from sluice.cluster.client.message import Message
@@ -32,6 +32,8 @@ CHUNK_BYTES, KEYS, SENDS = 64, 3, 15
 SIZES = (20, 65, 150, 400)
 """Bytes of a payload: whole, or up to seven chunks."""
 LINGER_MS = 100
+AGAIN_MS = 500
+"""With one incomplete message at a time, each of the others waits so long for its turn, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -313,6 +315,7 @@ class ChunksWorld(BrokerWorld):
             patch.object(producer_core, "MAX_MESSAGE_BYTES", CHUNK_BYTES),
             patch.object(batches, "BODY_BYTES", 1 if singly else batches.BODY_BYTES),
             patch.object(producer, "RUN_BYTES", 1 if singly else batches.RUN_BYTES),
+            patch.object(chunk_joiner, "AGAIN_MS", AGAIN_MS),
         ):
             return super().__call__(world, faults, options)
 
