@@ -295,7 +295,7 @@ def responses_here() -> Responses:
 
 
 async def in_turns(parts: Iterable[T]) -> AsyncGenerator[T]:
-    """The parts of an answer, one after the other. After each TURN_S of work on them the loop is as long for others."""
+    """Yield the parts of an answer in order. After each TURN_S of work on them the loop is as long for others."""
     began = time.monotonic()
     for part in parts:
         yield part
@@ -305,9 +305,9 @@ async def in_turns(parts: Iterable[T]) -> AsyncGenerator[T]:
 
 
 def large(handler: Handler) -> Handler:
-    """A handler whose answer may be large: it is made when there is room.
+    """Make the answer of a handler when there is room: it may be large.
 
-    The answer depends on the path and the query alone. Whoever asks has been let in before.
+    The answer depends on the path and the query alone. The guard has let the caller in before.
     """
 
     async def in_turn(request: web.Request) -> web.StreamResponse:

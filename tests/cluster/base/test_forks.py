@@ -151,7 +151,7 @@ with sluice.connect(embedded=True, data_dir=f"{folder}/parents") as client:
 
 
 def test_a_child_is_told_to_connect_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would wait for ever for the thread of its parent. What it makes itself works, and ends with it.
+    """A child would wait for ever for the thread of its parent. Its own cluster works, and ends with it.
 
     The program has a process of its own: a child of the tests' process may wait in the collection of what earlier
     tests left there, as clients whose threads it does not have.

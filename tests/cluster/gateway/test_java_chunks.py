@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import sluice
-from benchmarks._java import compiled
-from benchmarks._peer_servers import Missing
+from tests.cluster.gateway.java_client import play_java
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -42,15 +40,7 @@ def server() -> Iterator[sluice.Client]:
 @pytest.fixture(scope="module")
 def played(server: sluice.Client, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The steps of the Java client, and what came of each."""
-    try:
-        program = compiled(SOURCE, tmp_path_factory.mktemp("java"), "-XX:TieredStopAtLevel=1")
-    except Missing as error:
-        pytest.skip(str(error))
-    done = subprocess.run(
-        [*program, server.pulsar_service_url], capture_output=True, text=True, timeout=400, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-    return done.stdout.splitlines()
+    return play_java(SOURCE, tmp_path_factory.mktemp("java"), server.pulsar_service_url)
 
 
 @pytest.mark.parametrize("step", STEPS)

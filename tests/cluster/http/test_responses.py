@@ -188,7 +188,7 @@ async def test_a_maker_that_leaves_lets_another_request_make_it() -> None:
         assert (await other).endswith(b"made 2")
 
 
-async def test_what_refuses_one_request_refuses_all_that_wait() -> None:
+async def test_refusal_of_one_request_refuses_all_that_wait() -> None:
     async with serving() as asked:
         waiting = [asyncio.ensure_future(asked.told("/refused", "team")) for _ in range(90)]
         await asked.begun.wait()
@@ -261,7 +261,7 @@ async def test_unread_answers_give_their_places_to_new_clients() -> None:
 
 
 async def test_others_have_turns_while_an_answer_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 2,000 owners the text was made in one turn, for which everybody waited."""
+    """The text of 2,000 owners was made in one turn, for which everybody waited."""
     monkeypatch.setattr(responses, "TURN_S", 0.0)
     done: list[str] = []
 

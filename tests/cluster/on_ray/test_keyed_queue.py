@@ -216,7 +216,7 @@ def test_a_queue_that_was_deleted_and_made_again_goes_on(client: Client, seen: b
 
 @pytest.mark.parametrize("how", ["put_async", "put_nowait"])
 def test_a_queue_made_again_with_fewer_partitions_takes_items(client: Client, how: str) -> None:
-    """Those that nobody waits for are refused once, with the partition that is not there."""
+    """Items that nobody waits for are refused once, with the partition that is not there."""
     keys = [f"k{number}" for number in range(20)]
     with KeyedQueue(f"fewer-{how}", client=client) as queue:
         for key in keys:
