@@ -174,8 +174,8 @@ async def take_over(
 async def _looked_up(
     ports: Ports, identity: PartitionSubscription, record: FencedRecord
 ) -> tuple[dict[str, Any] | None, int | BaseException | None]:
-    """What the last owner left, see FencedRecord.acquire, and the epoch of a delayed index's last writer, or why it
-    is not known. Only a new subscription needs that; a client waits for it, so both are asked for at once.
+    """Read the last owner's record, see FencedRecord.acquire, and the epoch of a delayed index's last writer, or why
+    it is not known. Only a new subscription needs that; a client waits for it, so both are asked for at once.
     """
     manifest = manifest_key(identity.topic, identity.partition, identity.subscription)
     value, indexed = await asyncio.gather(record.acquire(), last_epoch(ports, manifest), return_exceptions=True)
