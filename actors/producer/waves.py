@@ -132,7 +132,7 @@ class PartitionWaves:
     def join(self, producer: WaveProducer) -> None:
         """Publish what this producer has waiting with the next wave."""
         self._waiting.append(producer)
-        self._rounds.came()
+        self._rounds.returning.came()
         if not self._under_way:
             self._go_on()
 
@@ -237,10 +237,7 @@ class Rounds:
     ROUND_MS a round waits for no append any more: owners and bookies that are away hold up no other partition for
     longer. A large append is in no round, because it gains nothing by that.
 
-    Callers that wait for each confirmation send again at once. If a round began before they have, there would be two
-    halves of the callers for good, each with rounds of its own that cost nearly as much as one for all. So the next
-    round waits until as many producers have come as the one before had, or ENOUGH in all, RETURN_MS at most. After a
-    wait in which fewer than half of them came, some rounds do not wait: one, two, four, and so on, up to MOST_SKIPPED.
+    The next round waits for the producers of the one before (`Returning`).
 
     MOST_APPENDS are under way at once, and the others wait in the order in which they came. A client that sends to a
     thousand partitions would begin as many appends, and each makes every turn of the event loop longer until it is
@@ -258,16 +255,7 @@ class Rounds:
         self._newest: Round | None = None
         """The round before the next one, until it has ended or is late."""
         self._beginning = False
-        self._awaited = self._away = 0
-        """How many producers the next round waits for, and how many of them have not come yet."""
-        self._here = 0
-        """How many have come since the last round began."""
-        self._await_until = 0
-        """The end of this wait, monotonic ms."""
-        self._return: Timer | None = None
-        """The timer of this wait, which begins with the first append that has to wait."""
-        self._skips = self._skipped = 0
-        """How many rounds did not wait after the last wait in vain, and how many more do not."""
+        self.returning = Returning(ports, self._begin_soon)
 
     def join(self, begin: Callable[[Round], None], *, large: bool = False) -> None:
         """Begin an append with the next round; the caller ends it there. Never at once: what else is sent in this turn
@@ -282,53 +270,18 @@ class Rounds:
         self.join(begun.set_result, large=True)
         return await begun
 
-    def came(self) -> None:
-        """Count a producer that has something to publish."""
-        self._here += 1
-        if self._away:
-            self._away -= 1
-            if not self._away:
-                self._stop_waiting()
-
     def _begin_soon(self) -> None:
-        ready = self._large or (self._small and self._newest is None and not self._waits())
+        ready = self._large or (self._small and self._newest is None and not self.returning.lasts())
         if ready and self._free and not self._beginning:
             self._beginning = True
             self._ports.spawn(self._begin(), "round")
 
-    def wait_for(self, producers: int) -> None:
-        """Let the next round wait until so many producers have come, RETURN_MS at most."""
-        if self._skipped:
-            self._skipped -= 1
-        else:
-            self._awaited = self._away = max(0, min(producers, ENOUGH - self._here))
-            self._await_until = self._ports.clock.monotonic() + RETURN_MS
-
-    def _waits(self) -> bool:
-        """Whether the next round waits for producers still."""
-        if self._away and self._return is None:
-            left = self._await_until - self._ports.clock.monotonic()
-            if left > 0:
-                self._return = self._ports.clock.timer(left, self._stop_waiting)
-            else:
-                self._away = 0
-        return self._away > 0
-
-    def _stop_waiting(self) -> None:
-        if 2 * self._away > self._awaited:
-            self._skipped = self._skips = min(2 * self._skips or 1, MOST_SKIPPED)
-        elif not self._away:
-            self._skips = 0
-        if self._return is not None:
-            self._return.cancel()
-        self._away, self._return = 0, None
-        self._begin_soon()
-
     async def _begin(self) -> None:
         self._beginning = False
-        waits = self._newest is not None or self._waits()
-        waiting = [self._large] if waits else [self._large, self._small]
-        self._here = self._here if waits else 0
+        waiting = [self._large]
+        if self._newest is None and not self.returning.lasts():
+            waiting.append(self._small)
+            self.returning.begun()
         begun: dict[bool, list[Callable[[Round], None]]] = {True: [], False: []}
         while self._free and (some := [each for each in waiting if each]):
             first = min(some, key=_place)
@@ -348,6 +301,73 @@ class Rounds:
         if over is self._newest:
             self._newest = None
         self._begin_soon()
+
+
+class Returning:
+    """The wait of a round for the producers of the one before.
+
+    Callers that wait for each confirmation send again at once. If a round began before they have, there would be two
+    halves of the callers for good, each with rounds of its own that cost nearly as much as one for all. So the next
+    round waits until as many producers have come as the one before had, or ENOUGH in all, RETURN_MS at most. After a
+    wait in which fewer than half of them came, some rounds do not wait: one, two, four, and so on, up to MOST_SKIPPED.
+
+    over: called when the wait ends.
+    """
+
+    __slots__ = ("_awaited", "_away", "_clock", "_here", "_over", "_skipped", "_skips", "_timer", "_until")
+
+    def __init__(self, ports: Ports, over: Callable[[], None]) -> None:
+        self._clock, self._over = ports.clock, over
+        self._awaited = self._away = 0
+        """How many producers are waited for, and how many of them have not come yet."""
+        self._here = 0
+        """How many have come since the last round began."""
+        self._until = 0
+        """The end of the wait, monotonic ms."""
+        self._timer: Timer | None = None
+        """Ends the wait; begins with the first append that has to wait."""
+        self._skips = self._skipped = 0
+        """How many rounds did not wait after the last wait in vain, and how many more do not."""
+
+    def came(self) -> None:
+        """Count a producer that has something to publish."""
+        self._here += 1
+        if self._away:
+            self._away -= 1
+            if not self._away:
+                self._end()
+
+    def wait_for(self, producers: int) -> None:
+        """Let the next round wait until so many producers have come, RETURN_MS at most."""
+        if self._skipped:
+            self._skipped -= 1
+        else:
+            self._awaited = self._away = max(0, min(producers, ENOUGH - self._here))
+            self._until = self._clock.monotonic() + RETURN_MS
+
+    def lasts(self) -> bool:
+        """Whether an append that is here has to wait still."""
+        if self._away and self._timer is None:
+            left = self._until - self._clock.monotonic()
+            if left > 0:
+                self._timer = self._clock.timer(left, self._end)
+            else:
+                self._away = 0
+        return self._away > 0
+
+    def begun(self) -> None:
+        """A round has begun."""
+        self._here = 0
+
+    def _end(self) -> None:
+        if 2 * self._away > self._awaited:
+            self._skipped = self._skips = min(2 * self._skips or 1, MOST_SKIPPED)
+        elif not self._away:
+            self._skips = 0
+        if self._timer is not None:
+            self._timer.cancel()
+        self._away, self._timer = 0, None
+        self._over()
 
 
 def _place(waiting: deque[tuple[int, Callable[[Round], None]]]) -> int:
@@ -383,7 +403,7 @@ class Round:
         if not self._left:
             self._timer.cancel()
             if self._together:  # before the report, because producers with more in their queues come back in it
-                self._rounds.wait_for(self.producers)
+                self._rounds.returning.wait_for(self.producers)
         if not (self._left and self._together):
             self._report()
         self._rounds.let_next(None if self._left else self, int(self._counts))

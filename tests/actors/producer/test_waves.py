@@ -197,7 +197,7 @@ def test_next_round_waits_for_the_producers_of_the_last() -> None:
 
         async def play(*names: str) -> None:
             for name in names:
-                rounds.came()
+                rounds.returning.came()
                 rounds.join(partial(begun.__setitem__, name))
             await ports.clock.sleep(RETURN_MS - 1)
 
@@ -220,7 +220,7 @@ def test_next_round_waits_for_the_producers_of_the_last() -> None:
         assert "late" in begun, "the producers were expected until then"
 
         def come_back() -> None:
-            rounds.came()
+            rounds.returning.came()
             rounds.join(partial(begun.__setitem__, "more"))
 
         begun["late"].producers += 1
@@ -243,7 +243,7 @@ def test_waits_in_vain_make_rounds_wait_more_rarely() -> None:
         rounds, begun = Rounds(ports), dict[int, Round]()
         waited = list[bool]()
         for number in range(3 * MOST_SKIPPED):
-            rounds.came()
+            rounds.returning.came()
             rounds.join(partial(begun.__setitem__, number))
             await ports.clock.sleep(RETURN_MS - 1)
             waited.append(number not in begun)
