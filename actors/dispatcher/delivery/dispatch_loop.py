@@ -229,9 +229,10 @@ class DispatchLoop:
                 session.tell_end()
 
     def look_if_stalled(self) -> None:
-        """Watchdog: notice when nothing moves although it could."""
-        held = self._state.paused or self._put_off or self._sessions.unswept or self._store.holds_back
-        if self._leases.settled() and not held and self._core.stalled():
+        """Watchdog: notice when nothing moves although it could, and no pass is due that would move it."""
+        due = self._wakeups.route.is_set() or self._put_off
+        held = self._state.paused or self._sessions.unswept or self._store.holds_back
+        if self._leases.settled() and not (due or held) and self._core.stalled():
             self.stalls += 1
             self._ports.log("stalled", stats=self._core.stats(self._ports.clock.now()))
             self._wakeups.route.set()

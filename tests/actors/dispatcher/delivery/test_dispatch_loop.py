@@ -10,11 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sluice.actors.dispatcher.dispatcher import Dispatcher
 from sluice.actors.messages import Redrive
 from sluice.storage.errors import SluiceError, Unavailable
 from tests.scenarios.key_shared.broker import Broker, Client, play
 
 LEASE_MS = 6_000
+
+
+def dispatcher_of(broker: Broker) -> Dispatcher:
+    """Return the dispatcher of the subscription."""
+    (name,) = broker.world.alive("dispatcher-")
+    actor = broker.world._processes[name].actor
+    assert isinstance(actor, Dispatcher)
+    return actor
 
 
 async def quietly(asked: Awaitable[object]) -> None:
@@ -135,6 +144,25 @@ def test_nothing_goes_out_behind_what_is_done_and_was_never_sent(runs: list[int]
         await broker.until(lambda: len(last.got) == 6, 60_000)
 
     play(scenario, lease_ms=20_000, look_ahead_per_consumer=1)
+
+
+def test_watchdog_counts_only_what_no_pass_is_due_for() -> None:
+    async def scenario(broker: Broker) -> None:
+        client = await broker.join("c", queue=1, acking=False, taking=False)
+        await broker.publish("a", "b")
+        await broker.until(lambda: len(client.got) == 1)
+        parts = dispatcher_of(broker).parts
+        (session,) = parts.context.sessions.all()
+        assert parts.context.core.grant(session.number, 2)
+        parts.context.wakeups.route.set()
+        parts.deliverer.look_if_stalled()
+        assert parts.deliverer.stalls == 0, "the pass that sends it is due"
+        parts.context.wakeups.route.clear()
+        parts.deliverer.look_if_stalled()
+        assert parts.deliverer.stalls == 1
+        await broker.until(lambda: len(client.got) == 2)
+
+    play(scenario)
 
 
 def test_nothing_goes_out_behind_what_is_done_and_was_parked() -> None:
