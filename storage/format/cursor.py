@@ -36,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
-from sluice.storage.errors import Corrupt, Invalid
+from sluice.storage.errors import Corrupt, Invalid, InvariantViolation
 from sluice.storage.format.checksummed import seal, unseal
 from sluice.storage.format.position import (
     EARLIEST,
@@ -68,9 +68,13 @@ class Cursor:
 
     def __init__(self, mark_delete: int = EARLIEST) -> None:
         self.mark_delete = mark_delete
+        """Invariant: only `reset` lowers it."""
         self._scatter: dict[int, Any] = {}
+        """The bitmap of each ledger. Invariant: none is empty, and none holds an entry at or below the prefix."""
         self._ids: list[int] = []
+        """The chain. Invariant: ascending, and no ledger lies before that of the mark-delete position."""
         self._lasts: list[int | None] = []
+        """Invariant: one for each of `_ids`."""
 
     # -- what changes it ---------------------------------------------------------------------------------------------
 
@@ -243,6 +247,17 @@ class Cursor:
                 acked = self._scatter.get(ledger)
                 total += high - low + 1 - (0 if acked is None else acked.range_cardinality(low, high + 1))
         return total
+
+    def check(self) -> None:
+        """Raise InvariantViolation for a cursor that holds what no call of this class leaves behind."""
+        done, first = ledger_of(self.mark_delete), self._ids[:1]
+        home = self._scatter.get(done)
+        if len(self._ids) != len(self._lasts) or (first and first[0] < done):
+            raise InvariantViolation(f"the chain begins at {first} and has {len(self._lasts)} ends for {self._ids[:8]}")
+        if any(ledger < done or not acked for ledger, acked in self._scatter.items()):
+            raise InvariantViolation(f"ledgers {sorted(self._scatter)[:8]} are scattered, and up to {done} all is done")
+        if home and home.min() <= entry_of(self.mark_delete):
+            raise InvariantViolation(f"entry {home.min()} of ledger {done} is scattered, and done by the prefix")
 
     # -- bytes -------------------------------------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ import msgpack
 import msgspec
 
 from sluice.actors.consumer.lease import NEVER
+from sluice.storage.errors import InvariantViolation
 
 REMEMBERED_ENDED = 10_000
 """So many incarnations whose sessions ended are remembered, to know late copies of their first requests."""
@@ -107,9 +108,11 @@ class Membership:
         self.trust_ms = trust_of(lease_ms)
         self._members: dict[str, LeaseHolder] = {}
         self._rows: dict[str, bytes] = {}
-        """Of all of them: a record of a thousand consumers is written with each that comes."""
+        """Their rows, made once: a record of a thousand consumers is written with each that comes. Invariant: every
+        member has one, because a next owner waits for nobody else.
+        """
         self._in_state = dict.fromkeys(LeaseState, 0)
-        """How many are in each state."""
+        """Invariant: how many of the members are in each state."""
         self._lives: dict[str, dict[str, None]] = {}
         """The incarnations among them, by what all lives of one consumer share."""
         self._ended: dict[str, None] = {}
@@ -160,6 +163,11 @@ class Membership:
 
     def __len__(self) -> int:
         return len(self._members)
+
+    def check(self) -> None:
+        """Raise InvariantViolation where a next owner would not know of a member."""
+        if self._rows.keys() != self._members.keys() or sum(self._in_state.values()) != len(self._members):
+            raise InvariantViolation(f"{len(self._members)} members have {len(self._rows)} rows, {self._in_state}")
 
     def rows(self) -> msgspec.Raw:
         """All of them, for the record: a msgpack array."""

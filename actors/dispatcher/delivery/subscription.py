@@ -116,8 +116,14 @@ class SubscriptionState:
                 properties=dict(value.get("properties", {})),
             )
 
+    def check(self) -> None:
+        """Raise InvariantViolation for a state that no next owner should go on from."""
+        self.cursor.check()
+        self.membership.check()
+
     def to_record(self) -> dict[str, Any]:
-        """Its fields of the record (`actors.ownership.fenced_record`), a msgpack map."""
+        """Check it, and return its fields of the record (`actors.ownership.fenced_record`), a msgpack map."""
+        self.check()
         return {
             "settings": msgspec.json.encode(self.next_settings or self.settings),
             "cursor": self.cursor.encode(),

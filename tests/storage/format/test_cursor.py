@@ -300,6 +300,10 @@ class CursorModel(RuleBasedStateMachine):
         assert self.cursor.encode() == before.encode()
 
     @invariant()
+    def keeps_its_invariants(self) -> None:
+        self.cursor.check()
+
+    @invariant()
     def what_is_done_is_exactly_what_was_acknowledged_or_skipped(self) -> None:
         expected = [at in self.done for at in self.universe]
         assert self.cursor.is_acknowledged(np.array(self.universe, np.int64)).tolist() == expected

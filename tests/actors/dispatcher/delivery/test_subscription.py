@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.actors.dispatcher.delivery.subscription import SubscriptionState
 from sluice.actors.messages import SubscriptionSettings
+from sluice.storage.errors import InvariantViolation
 from sluice.storage.format.cursor import Cursor
 from sluice.storage.format.position import position
 
@@ -51,6 +54,31 @@ def test_the_next_owner_begins_with_what_the_record_says(
     assert again.cursor.encode() == cursor.encode()
     assert [row["incarnation"] for row in msgpack.unpackb(again.membership.rows())] == members
     assert again.membership.trust_ms == state.membership.trust_ms
+
+
+def _lose_a_row(state: SubscriptionState) -> None:
+    state.membership._rows.clear()
+
+
+def _scatter_below_the_prefix(state: SubscriptionState) -> None:
+    state.cursor.mark_delete = position(1, 5)
+
+
+def _forget_an_end(state: SubscriptionState) -> None:
+    state.cursor._lasts.pop()
+
+
+@pytest.mark.parametrize("damage", [_lose_a_row, _scatter_below_the_prefix, _forget_an_end])
+def test_a_state_that_broke_an_invariant_is_not_recorded(damage: Callable[[SubscriptionState], None]) -> None:
+    cursor = Cursor()
+    cursor.chain([(1, None)], complete=True)
+    cursor.acknowledge(np.array([position(1, 3)], np.int64))
+    state = SubscriptionState.begun(SubscriptionSettings(), cursor)
+    state.membership.admit("a.0", "a", "p")
+    assert record_of(state)
+    damage(state)
+    with pytest.raises(InvariantViolation):
+        state.to_record()
 
 
 def test_settings_that_an_owner_may_not_take_up_wait() -> None:
