@@ -132,9 +132,9 @@ class Bookie(Actor):
         """Queue a run for the journal, unless something must be fetched, read or waited for before that."""
         store, payload = self.store, request.payload.data
         header = _check_add(request)
-        store.ledgers.refuse_older(request.ledger, request.epoch)
+        state = store.ledgers.refuse_older(request.ledger, request.epoch)
         key = (header.ledger, header.run)
-        new = header.run > store.ledgers.peek(header.ledger).last_run and key not in self._busy
+        new = header.run > state.last_run and key not in self._busy
         if payload is None or not new or self.refuses or header.ledger >= store.watermark:
             return False
         _check_payload(request, header, payload)

@@ -63,18 +63,19 @@ class FencingState:
             raise NotFound(f"ledger {ledger} was deleted")
         return self.states.get(ledger) or BookieLedger(limbo=ledger < self.limbo_below)
 
-    def refuse_older(self, ledger: int, epoch: int) -> None:
-        """Raises Fenced if a newer epoch spoke before, NotFound if the ledger was deleted."""
+    def refuse_older(self, ledger: int, epoch: int) -> BookieLedger:
+        """Return what `peek` does. Raises Fenced if a newer epoch spoke before, NotFound if the ledger was deleted."""
         state = self.peek(ledger)
         if epoch < state.epoch:
             raise Fenced(f"ledger {ledger} is at epoch {state.epoch}, this request is of epoch {epoch}")
+        return state
 
     def admit(self, ledger: int, epoch: int, *, recovery: bool = True) -> BookieLedger:
         """Check and raise the epoch of a ledger. Raises Fenced below it, Unavailable for a normal add in limbo."""
-        self.refuse_older(ledger, epoch)
-        state = self.get(ledger)
+        state = self.refuse_older(ledger, epoch)
         if state.limbo and not recovery:
             raise Unavailable(f"ledger {ledger} may have lost records here, among them its fence; use another bookie")
+        self.states[ledger] = state
         state.epoch = epoch
         return state
 

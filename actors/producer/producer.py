@@ -173,22 +173,24 @@ class PartitionProducer:
         """The batch that is to be published next."""
         return self._queue[0] if self._queue else None
 
-    def gather(self) -> list[Outgoing]:
-        """Take the head of the queue and what may join it in one run: next sequences, same shape, within the limits."""
+    def gather(self) -> tuple[list[Outgoing], int, int]:
+        """Take the head of the queue and what may join it in one run: next sequences, same shape, within the limits.
+
+        Returns also how many messages and bytes these are.
+        """
         first = self._queue[0]
-        gathered, messages, size = [first], len(first.batch), first.bytes
+        gathered, messages, size = [first], len(first.rows), first.bytes
         follows = first.first_sequence + messages
         for following in islice(self._queue, 1, None):
-            messages += len(following.batch)
-            size += following.bytes
+            count, more = len(following.rows), following.bytes
             joins = following.first_sequence == follows or (first.only_end and following.only_end)
-            fits = messages <= RUN_MESSAGES and size <= RUN_BYTES and joins
-            follows += len(following.batch)
+            fits = messages + count <= RUN_MESSAGES and size + more <= RUN_BYTES and joins
             if not fits or not following.batch.rows.schema.equals(first.batch.rows.schema):
                 break
             gathered.append(following)
+            messages, size, follows = messages + count, size + more, follows + count
         del self._queue[: len(gathered)]
-        return gathered
+        return gathered, messages, size
 
     def go_on(self) -> None:
         """Wait for the next wave if anything is queued; nothing of this producer is under way."""
@@ -235,7 +237,7 @@ class PartitionProducer:
     def confirm(self, gathered: list[Outgoing], ledger: int, first_entry: int) -> None:
         """Report that these were published, their first message at this entry. ledger 0: the place is forgotten."""
         last = gathered[-1]
-        self.last_sequence = last.first_sequence + len(last.batch) - 1
+        self.last_sequence = last.first_sequence + len(last.rows) - 1
         self._report(gathered, position(ledger, first_entry) if ledger else -1, None)
 
     def publish_alone(self, gathered: list[Outgoing], outcome: Outcome | None = None) -> None:
@@ -303,7 +305,7 @@ class PartitionProducer:
         return Publish(
             producer=self.name,
             session=self.session,
-            first_sequence=last.first_sequence + len(last.batch) - run.count,
+            first_sequence=last.first_sequence + len(last.rows) - run.count,
             count=run.count,
             delayed=run.delayed,
             shape=run.shape,
@@ -324,7 +326,7 @@ class PartitionProducer:
         for outgoing in gathered:
             outgoing.done(outgoing.rows, first, error)
             if first >= 0:
-                first += len(outgoing.batch)
+                first += len(outgoing.rows)
 
     async def _ask(self, request: Publish) -> Outcome:
         try:

@@ -70,8 +70,8 @@ class WaveProducer(Protocol):
     def head(self) -> Outgoing | None:
         """The batch that is to be published next."""
 
-    def gather(self) -> list[Outgoing]:
-        """Take the head and what may join it in one run."""
+    def gather(self) -> tuple[list[Outgoing], int, int]:
+        """Take the head and what may join it in one run; how many messages and bytes these are."""
 
     def go_on(self) -> None:
         """Wait for the next wave if anything is queued."""
@@ -98,7 +98,7 @@ class _Part:
     def first_sequence(self) -> int:
         """The sequence of its first message; of its batches only the end of the last one may be a number of its own."""
         last = self.group[-1]
-        return last.first_sequence + len(last.batch) - self.count
+        return last.first_sequence + len(last.rows) - self.count
 
 
 class Waves:
@@ -141,7 +141,7 @@ class PartitionWaves:
         self._under_way = bool(self._waiting)
         if self._waiting:
             heads = [producer.head for producer in self._waiting]
-            large = any(head is not None and head.bytes > JOINT_BYTES for head in heads)
+            large = any([head is not None and head.bytes > JOINT_BYTES for head in heads])
             self._rounds.join(self._publish_next, large=large)
 
     def _publish_next(self, turn: Round) -> None:
@@ -184,8 +184,7 @@ class PartitionWaves:
             if not fits:
                 self._waiting.append(producer)
                 continue
-            group = producer.gather()
-            group_bytes, rows = sum([one.bytes for one in group]), sum([len(one.batch) for one in group])
+            group, rows, group_bytes = producer.gather()
             if producer.alone or group_bytes > JOINT_BYTES or messages + rows > MAX_RUN_MESSAGES:
                 producer.publish_alone(group)
                 continue

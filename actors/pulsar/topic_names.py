@@ -11,6 +11,7 @@ import contextlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import BookieList, TopicSettings
@@ -22,8 +23,7 @@ _PERSISTENT = "persistent://"
 _PARTITION = re.compile(r"(.+)-partition-([0-9]{1,9})")
 
 
-@dataclass(frozen=True, slots=True)
-class TopicPartition:
+class TopicPartition(NamedTuple):
     """A partition, `tp` for short. wire_partition: its number as clients see it in ids, -1 for a plain topic."""
 
     topic: str

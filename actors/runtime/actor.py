@@ -33,6 +33,9 @@ HANDLERS: dict[tuple[type, type], tuple[str, str]] = {}
 Outcome = Reply | SluiceError
 """The answer of an immediate handler: a reply, or a refusal."""
 
+ImmediateHandler = Callable[[Any, Callable[[Outcome], None]], bool]
+"""Called with a request and with what takes the answer. Returns whether it took the request."""
+
 NO_USE: tuple[type[Request[Any]], ...] = (messages.Stats, messages.CloseIdle)
 """Requests that keep no actor open (Ping is another one)."""
 
@@ -111,7 +114,7 @@ class Actor:
     def release(self) -> None:
         """Drop what takes much memory after the actor has ended, as its process goes on. Idempotent."""
 
-    def immediate(self, kind: type[Request[Any]]) -> Callable[[Any, Callable[[Outcome], None]], bool] | None:
+    def immediate(self, kind: type[Request[Any]]) -> ImmediateHandler | None:
         """The immediate handler of a class of requests, if there is one."""
         now, _ = handlers(type(self), kind)
         return getattr(self, now) if now else None

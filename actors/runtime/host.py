@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 
 from sluice.actors.ports import Address, Spawn, Unknown
 from sluice.actors.ports.wire import Packed, Reply, Request, is_value, pack, pack_error, unpack, unpack_error
-from sluice.actors.runtime.actor import REQUESTS, Actor, Outcome
+from sluice.actors.runtime.actor import REQUESTS, Actor, ImmediateHandler, Outcome
 from sluice.actors.runtime.gc_pressure import LET_GO, OWNER
 from sluice.storage.errors import SluiceError, Unavailable
 
@@ -55,13 +55,15 @@ class HostedActor:
         self._broken = broken
         self._calls: dict[asyncio.Task[Any], None] = {}
         self._waiting: dict[_PendingAnswer, None] = {}
+        self._immediate: dict[str, tuple[type[Request[Any]], ImmediateHandler | None]] = {}
+        """Of the requests that came so far: their classes, and who takes them at once."""
         self._over = ""
         self._looks = LET_GO.looks
 
     @property
     def serves(self) -> bool:
         """Whether it has started and has not ended."""
-        return self.born.done() and not self._gone()
+        return self.born.done() and not (self._over or self.actor.stopped)
 
     async def start(self) -> None:
         """Start the actor, then let requests in. Raises what its start raises; then it has ended."""
@@ -100,9 +102,11 @@ class HostedActor:
 
     def accept(self, kind: str, message: Message, on_answer: OnAnswer) -> None:
         """Answer a request: in this turn if an immediate handler takes it, else in a task of the host."""
-        wanted = REQUESTS.get(kind)
-        immediate = self.actor.immediate(wanted) if wanted is not None and self.serves else None
-        if wanted is None or immediate is None:
+        known = self._immediate.get(kind)
+        if known is None and (named := REQUESTS.get(kind)) is not None:
+            known = self._immediate[kind] = named, self.actor.immediate(named)
+        wanted, immediate = known or (None, None)
+        if wanted is None or immediate is None or not self.serves:
             self._spawn(self._answer(kind, message, on_answer), kind)
             return
         waiting = _PendingAnswer(self, on_answer, isinstance(message, Packed))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from sluice.actors.ports import Ports
 from sluice.storage.errors import SluiceError
@@ -23,9 +23,11 @@ class SharedFuture(Generic[T]):
 
     __slots__ = ("_calls", "_done", "_error", "_result")
 
+    _result: T
+    """Not there before it is settled with a result."""
+
     def __init__(self) -> None:
         self._done = False
-        self._result: T | None = None
         self._error: BaseException | None = None
         self._calls: list[Callable[[], object]] = []
 
@@ -59,7 +61,7 @@ class SharedFuture(Generic[T]):
     def outcome(self) -> T | SluiceError:
         """Return the result, or the refusal, of a future that is settled. Raises any other error."""
         if self._error is None:
-            return cast(T, self._result)
+            return self._result
         if isinstance(self._error, SluiceError):
             return self._error
         raise self._error
@@ -78,7 +80,7 @@ class SharedFuture(Generic[T]):
             yield from waiter
         if self._error is not None:
             raise self._error
-        return cast(T, self._result)
+        return self._result
 
     def _settle(self) -> None:
         self._done = True

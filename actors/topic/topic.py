@@ -317,7 +317,7 @@ class Topic(Actor):
             return stored.published
         run, _ = await self._check(request)
         if request.follows is not None:
-            self._believe(producer, request.follows)
+            self._producers.believe(producer, request.follows, given_up=self._ever_given_up)
         blob: Blob | None = None
         while True:
             verdict = self._producers.judge(producer, request.first_sequence, request.count, request.follows)
@@ -357,15 +357,17 @@ class Topic(Actor):
             outcomes.append(SharedFuture())
             self._producers.push(producer, first, count, outcomes[-1], now)
         self._log.append(run, segments, blob)
-        for name, _, _ in segments:
-            for signal in self._turns.pop(name, ()):
-                signal.set()
+        if self._turns:
+            for name, _, _ in segments:
+                for signal in self._turns.pop(name, ()):
+                    signal.set()
         return outcomes[0]
 
-    def _believe(self, producer: KnownProducer, follows: int) -> None:
+    @property
+    def _ever_given_up(self) -> bool:
+        """Whether runs of the partition were given up."""
         record = self._log.record
-        given_up = bool(record.given_up) or record.ever_given_up
-        self._producers.believe(producer, follows, given_up=given_up)
+        return bool(record.given_up) or record.ever_given_up
 
     async def on_publish_many(self, request: PublishMany) -> Published:
         """Append a run of several producers, once. Raises what `on_publish` raises."""
@@ -395,11 +397,11 @@ class Topic(Actor):
 
     def _judge_all(self, request: PublishMany) -> list[KnownProducer]:
         """Return the producers of a run that may be stored whole and now. Raises Conflict for any other; Fenced."""
-        found = []
+        found, given_up = [], self._ever_given_up
         columns = request.producers, request.sessions, request.first_sequences, request.counts, request.follows
         for name, session, first, count, follows in zip(*columns, strict=True):
             producer = self._producers.find(name, session)
-            self._believe(producer, follows)
+            self._producers.believe(producer, follows, given_up=given_up)
             if not isinstance(self._producers.judge(producer, first, count, follows), StoreNow):
                 raise Conflict(f"messages of producer {name!r} must be sent by themselves")
             found.append(producer)

@@ -41,6 +41,8 @@ producer (185) and of eight (195).
 _BATCHES_FROM = 16
 """From so many frames on columns are cheaper for batches; fewer batches are decoded one by one."""
 _SEND = SEND_COMMAND[1]
+_OFTEN = ("sequence_id", "publish_time", "partition_key")
+"""The fields with columns that nearly every message has. Others that stay make the rest a rarer one, and no other."""
 _SHORT = 256
 """The loop leaves longer rests of metadata to others."""
 _LAST = (1 << 63) - 1
@@ -90,9 +92,11 @@ def read_few(
         if at > stop or command.type != _SEND or not command.HasField("send"):
             return {}
         producer = asked.producer_id
-        taken = found[producer] if producer in found else found.setdefault(producer, _ProducerRows())
-        if taken is None:
-            continue
+        if producer in found:
+            if (taken := found[producer]) is None:
+                continue
+        else:
+            taken = found[producer] = _ProducerRows()
         begin = at + 10
         plain = stop >= begin and data[at : at + 2] == CHECKSUMMED
         if plain and checksum(data[at + 6 : stop]) == number_at(data, at + 2)[0]:
@@ -118,7 +122,7 @@ def _take(taken: _ProducerRows, asked: Any, encoded: bytes, payload: bytes) -> b
         row = row_of(metadata, metadata, payload, metadata.sequence_id, None, b"")
     except MalformedCommand:
         return False
-    for name in IN_COLUMNS:
+    for name in IN_COLUMNS if any(row[ORDERING_KEY:SEQUENCE_ID]) or highest >= 0 else _OFTEN:
         metadata.ClearField(name)
     rest = metadata.SerializeToString()
     kept = _kept(rest) if len(rest) <= _SHORT else None

@@ -8,7 +8,7 @@ gives the same rows.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,10 +91,10 @@ class Sends:
     def __len__(self) -> int:
         return len(self.sequence)
 
-    def run(self, producer: str, now: int) -> StoredBatch:
+    def run(self, producer: str, now: Callable[[], int]) -> StoredBatch:
         """Return the rows as this producer publishes them."""
         if self.batch is None:
-            return run_of(self.table, now=now, producer=producer)
+            return run_of(self.table, now=now(), producer=producer)
         for row, number in self.keyless:
             self.batch.hashes[row] = hash_without_key(producer, number)
         return self.batch
@@ -128,7 +128,7 @@ class Sends:
 
 def receipts(answered: Sequence[tuple[int, int, Sends]]) -> bytes:
     """The answers to frames of several producers, encoded together. answered: producer, partition, frames."""
-    if sum(len(sends) for _, _, sends in answered) < PLAIN_RECEIPTS:
+    if sum([len(sends.sequence) for _, _, sends in answered]) < PLAIN_RECEIPTS:
         return _few_receipts(answered)
     if len(answered) == 1 or any(sends.first < 0 for _, _, sends in answered):
         return b"".join(sends.receipts(producer, partition) for producer, partition, sends in answered)

@@ -69,6 +69,9 @@ class StoreNow:
     """Give it a place now."""
 
 
+STORE_NOW = StoreNow()
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A run that is confirmed already, at this place (ledger 0: the place is forgotten)."""
@@ -229,9 +232,9 @@ class Producers:
         if last <= producer.stored:
             return Stored(producer.published(first, count))
         if first == producer.pushed + 1:
-            return StoreNow()
+            return STORE_NOW
         if first > producer.pushed:
-            return StoreNow() if follows is not None and follows <= producer.pushed else NotYet(predecessor=True)
+            return STORE_NOW if follows is not None and follows <= producer.pushed else NotYet(predecessor=True)
         pending = producer.pending.get(first)
         if pending is not None and pending.count == count:
             return Join(pending.outcome)
@@ -256,8 +259,10 @@ class Producers:
             return self.results.confirm(name, first)
         if (producer := self._known.get(name)) is None:
             producer = self._known[name] = KnownProducer()
-        producer.stored = max(producer.stored, first + count - 1)
-        producer.pushed = max(producer.pushed, producer.stored)
+        if (last := first + count - 1) > producer.stored:
+            producer.stored = last
+        if producer.pushed < producer.stored:
+            producer.pushed = producer.stored
         producer.remember(StoredRun(first, count, ledger, first_entry))
         pending = producer.pending.pop(first, None)
         return None if pending is None else pending.outcome

@@ -239,7 +239,7 @@ class WireProducer:
         """Frames of one read that were decoded together."""
         self._waiting.append(sends)
         first = self._first_of(sends)
-        batch = sends.run(self.name, self._gateway.ports.clock.now())
+        batch = sends.run(self.name, self._gateway.ports.clock.now)
         self._part.send(self._outgoing_vectorized(sends, batch, first))
 
     def _outgoing_vectorized(self, sends: Sends, batch: StoredBatch, first: int) -> Outgoing:
@@ -247,7 +247,7 @@ class WireProducer:
 
         def done(rows: np.ndarray, first: int, error: SluiceError | None) -> None:
             sends.settled, sends.first = True, first
-            if self._is_dropped(sends, error):
+            if self._deduplicate and self._is_dropped(sends, error):
                 self._session.settled(sends.size)
                 return
             if error is not None:
@@ -297,10 +297,10 @@ class WireProducer:
         return first
 
     def _is_dropped(self, sends: Send | Sends, error: SluiceError | None) -> bool:
-        """Whether frames that have their outcome wait for no answer any more: they were sent behind some that the topic
-        refused. sends: the last of those that have this outcome.
+        """With deduplication: whether frames that have their outcome wait for no answer any more, because they were
+        sent behind some that the topic refused. sends: the last of those that have this outcome.
         """
-        if not self._deduplicate or error is None or isinstance(error, Fenced):
+        if error is None or isinstance(error, Fenced):
             return not any(sends is one for one in self._waiting) if self._refused else False
         if not any(sends is one for one in self._waiting):
             return True
@@ -312,7 +312,7 @@ class WireProducer:
 
     def _outcome(self, sends: list[Send], size: int) -> Callable[[np.ndarray, int, SluiceError | None], None]:
         def done(rows: np.ndarray, first: int, error: SluiceError | None) -> None:
-            if self._is_dropped(sends[-1], error):
+            if self._deduplicate and self._is_dropped(sends[-1], error):
                 self._session.settled(size)
                 return
             for send in sends:
@@ -330,7 +330,7 @@ class WireProducer:
         """Sends with this number of bytes have their outcome."""
         self._session.settled(size)
         self._answer()
-        if isinstance(error, Fenced) and not self.closed:
+        if error is not None and isinstance(error, Fenced) and not self.closed:
             self._session.fenced(self)
 
     def _answer(self) -> None:
