@@ -191,8 +191,9 @@ class Bookie(Actor):
 
     def _queue(self, request: messages.AddRun, header: Header, payload: memoryview) -> SharedFuture[Envelope]:
         """Check the epoch and queue the run in one step, in which nothing is awaited."""
-        self.store.ledgers.admit(header.ledger, request.epoch, recovery=request.recovery)
-        return self.store.log.submit(_record(request, header), [request.head, payload])
+        store = self.store
+        store.ledgers.admit(header.ledger, request.epoch, recovery=request.recovery)
+        return store.log.submit(_record(request, header), [request.head, payload])
 
     def _release(self, key: tuple[int, int]) -> None:
         self._busy.pop(key).set_result(None)

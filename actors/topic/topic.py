@@ -442,13 +442,16 @@ class Topic(Actor):
         return self._decoded(request, payload)
 
     def _decoded(self, request: Publish | PublishMany | PublishResults, payload: memoryview) -> tuple[Run, StoredBatch]:
-        """Decode and check the run of a request. Raises Invalid; Corrupt if it was damaged on its way."""
+        """Decode and check the run of a request. Raises Invalid; Corrupt if it was damaged on its way.
+
+        What this process has encoded is neither decoded nor held to the limits again: whoever made the batch did that.
+        """
         run = Run(request.count, request.delayed, request.shape, payload, request.crc)
         batch = request.payload.decoded
         if not isinstance(batch, StoredBatch):
             batch = _decode_run(request, run)
+            check_published(batch.rows, batch.deliver_at, batch.hashes)
         rows, deliver_at = batch.rows, batch.deliver_at
-        check_published(rows, deliver_at, batch.hashes)
         if self._upkeep.rejecting and (request.keyed_delay or has_keyed_delay(rows, deliver_at)):
             refused_by = next(iter(self._upkeep.rejecting))
             raise Invalid(

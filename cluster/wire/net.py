@@ -36,7 +36,7 @@ _ASKING = ThreadPoolExecutor(4, "find")
 
 R = TypeVar("R", bound=Reply)
 
-SHARED_FROM_MS = 5_000
+SHARED_FROM_MS = 3_000
 """Who waits so long for an answer may be told a quarter of a second sooner that none came."""
 CUT_FROM = 32 * 1024
 """Of smaller runs the rest costs less than taking it out."""
@@ -274,7 +274,7 @@ class _Question(Generic[R]):
 
     __slots__ = ("_on_answer", "_request", "_settled", "over", "timer")
 
-    def __init__(self, request: Request[R], on_answer: Callable[[R | Unknown | SluiceError], None]) -> None:
+    def __init__(self, request: Request[R], on_answer: Callable[[Any], None]) -> None:
         self._request, self._on_answer = request, on_answer
         self._settled = False
         self.timer: Timer | None = None
@@ -282,7 +282,9 @@ class _Question(Generic[R]):
 
     def answer(self, answer: Answer) -> None:
         """The answer of an actor of this process."""
-        if not self._settled:
+        if isinstance(answer, Reply):
+            self.finish(answer)
+        elif not self._settled:
             self.finish(outcome_of(self._request, answer.copied() if isinstance(answer, Packed) else answer))
 
     def done(self, future: asyncio.Future[Answer]) -> None:
@@ -294,7 +296,7 @@ class _Question(Generic[R]):
         """The time for an answer is over."""
         self.finish(_no_answer(to, self._request, timeout))
 
-    def finish(self, outcome: R | Unknown | SluiceError) -> None:
+    def finish(self, outcome: Reply | Unknown | SluiceError) -> None:
         """Tell the outcome, once. In a turn of its own: an error of the asker is not one of the actor that answers."""
         if not self._settled:
             self._settled = True

@@ -106,7 +106,7 @@ class StoredBatch:
 def shape_of(schema: pa.Schema) -> int:
     """Which optional columns a stored body has, as a bit mask; it travels in the frame's header."""
     names = schema.names
-    return sum(1 << bit for bit, field in enumerate(_OPTIONAL) if field.name in names)
+    return sum([1 << bit for bit, field in enumerate(_OPTIONAL) if field.name in names])
 
 
 def schema_of(shape: int) -> pa.Schema:

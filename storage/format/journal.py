@@ -48,6 +48,8 @@ from sluice.storage.format.frame import MAX_HEADER_BYTES, PREFIX_BYTES, Buffer, 
 
 _ENVELOPE = struct.Struct("<4sIBxxxIIIIIIqqIII")
 ENVELOPE_BYTES = _ENVELOPE.size
+_CHECKED = 8
+"""Magic and checksum take so many bytes; the checksum covers the magic and what is behind both."""
 OVERHEAD = 2 * ENVELOPE_BYTES
 """What a record needs beside its body."""
 MAX_BODY_BYTES = PREFIX_BYTES + MAX_HEADER_BYTES + 12 * MAX_RUN_MESSAGES + MAX_RUN_BYTES
@@ -126,7 +128,11 @@ class Finding:
 
 def encode_envelope(envelope: Envelope, salt: bytes) -> tuple[bytes, bytes]:
     """Head and foot of a record; the body goes between them as it is."""
-    return _pack(HEAD, envelope, salt), _pack(FOOT, envelope, salt)
+    e = envelope
+    values = (e.kind, e.size, e.ledger, e.run, e.first_entry, e.count, e.crc, e.epoch, e.last_confirmed)
+    behind = _ENVELOPE.pack(HEAD, 0, *values, e.segment, e.offset, e.durable)[_CHECKED:]
+    head, foot = google_crc32c.value(salt + HEAD + behind), google_crc32c.value(salt + FOOT + behind)
+    return HEAD + head.to_bytes(4, "little") + behind, FOOT + foot.to_bytes(4, "little") + behind
 
 
 def decode_envelope(data: Buffer, at: int, salt: bytes, segment: int, *, foot: bool = False) -> Envelope | None:
@@ -194,15 +200,8 @@ def highest_mark(data: Buffer, segment: int, salt: bytes) -> int:
     return highest
 
 
-def _pack(magic: bytes, envelope: Envelope, salt: bytes) -> bytes:
-    e = envelope
-    values = (e.kind, e.size, e.ledger, e.run, e.first_entry, e.count, e.crc, e.epoch, e.last_confirmed)
-    raw = _ENVELOPE.pack(magic, 0, *values, e.segment, e.offset, e.durable)
-    return raw[:4] + _checksum(raw, salt).to_bytes(4, "little") + raw[8:]
-
-
 def _checksum(raw: bytes, salt: bytes) -> int:
-    return int(google_crc32c.value(salt + raw[:4] + raw[8:]))
+    return int(google_crc32c.value(salt + raw[:4] + raw[_CHECKED:]))
 
 
 def _judge(view: memoryview, base: int, envelope: Envelope, salt: bytes) -> Finding:
