@@ -1,9 +1,11 @@
 """Callers that each send one message, wait for its confirmation, and send the next, with Pulsar's Python client.
 
     .venv/bin/python benchmarks/callers.py [--callers 1,4,16,64] [--topics] [--pulsar FOLDER] [--asyncio send]
+                                           [--own process] [--ray]
 
 The broker is Sluice in one process, as `./sluice up --embedded` starts it: two copies, each synced to disk before a
-message is confirmed. --pulsar adds Pulsar standalone from its unpacked distribution, with one copy and a journal that
+message is confirmed. --ray: in many processes on Ray. --own: with Sluice's own client, in a process of its own, or in
+the process of the broker, whose processor time is then that of both. --pulsar adds Pulsar standalone from its unpacked distribution, with one copy and a journal that
 syncs. All callers are threads of this process. They share a topic of 4 partitions; --topics gives each a topic of one
 partition. Messages have 100 bytes and random keys. Rounds alternate between the brokers. Figures are medians of the
 rounds: messages/s, ms until confirmed, and processor time of the broker a message. The last line is JSON.
@@ -28,9 +30,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from benchmarks._peer_servers import GatewaySide, PulsarSide, Side, counts_of, print_compared
-from sluice import connect_async
+from sluice import Client, connect, connect_async
 from sluice.cluster.base.arguments import ArgumentParser, amount, count
 from sluice.cluster.launch.standalone import process_on as running
 
@@ -42,16 +45,12 @@ Figures = dict[str, float]
 
 def measure(side: Side, topic: str, callers: int, options: argparse.Namespace) -> Figures:
     """Run this many callers at one broker."""
-    import pulsar
-
     names = [f"{topic}-{number}" for number in range(callers if options.topics else 1)]
-    for name in names:
-        side.make_topic(name, 1 if options.topics else PARTITIONS)
-    client = pulsar.Client(side.url, io_threads=2, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    client, produces = _client_of(side)
     try:
-        producers = [
-            client.create_producer(names[number % len(names)], batching_enabled=False) for number in range(callers)
-        ]
+        for name in names:
+            side.make_topic(name, 1 if options.topics else PARTITIONS)
+        producers = [client.create_producer(names[number % len(names)], **produces) for number in range(callers)]
         for producer in producers:
             producer.send(PAYLOAD, partition_key="k")
         cpu, began = side.cpu(), time.monotonic()
@@ -60,6 +59,16 @@ def measure(side: Side, topic: str, callers: int, options: argparse.Namespace) -
     finally:
         client.close()
     return _figures(took, elapsed, cpu)
+
+
+def _client_of(side: Side) -> tuple[Any, dict[str, Any]]:
+    """Connect to a broker; returns also what a producer without batches is made with."""
+    if isinstance(side, OwnSide):
+        return side.connect(), {}
+    import pulsar
+
+    logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    return pulsar.Client(side.url, io_threads=2, logger=logger), {"batching_enabled": False}
 
 
 class OwnSide(Side):
@@ -73,6 +82,29 @@ class OwnSide(Side):
             if process.poll() is not None:
                 raise RuntimeError(log.read_text())
             time.sleep(0.05)
+
+    def connect(self) -> Client:
+        """Make the client by which topics are made, too."""
+        self.client = connect(data_dir=self.folder / "data")
+        return self.client
+
+    def make_topic(self, topic: str, partitions: int) -> str:
+        self.client.create_topic(topic, partitions)
+        return topic
+
+
+class HereSide(OwnSide):
+    """Sluice in this process, for as long as there is a client."""
+
+    def start(self) -> None:
+        pass
+
+    def connect(self) -> Client:
+        self.client = connect(embedded=True, data_dir=self.folder / "data")
+        return self.client
+
+    def processes(self) -> list[psutil.Process]:
+        return [psutil.Process()]
 
 
 async def measure_tasks(side: Side, topic: str, callers: int, options: argparse.Namespace) -> Figures:
@@ -160,7 +192,11 @@ def brokers(options: argparse.Namespace) -> Iterator[list[Side]]:
     """Start the brokers that are wanted, and end them."""
     with tempfile.TemporaryDirectory(prefix="sluice-callers-") as folder, contextlib.ExitStack() as stack:
         ours = Path(folder) / "sluice"
-        found: list[Side] = [OwnSide("sluice", ours) if options.asyncio else GatewaySide("sluice", ours)]
+        own = options.own or ("process" if options.asyncio else None)
+        if own is None:
+            found: list[Side] = [GatewaySide("sluice", ours, one_process=not options.ray)]
+        else:
+            found = [OwnSide("sluice", ours) if own == "process" else HereSide("sluice", ours)]
         if options.pulsar or os.environ.get("SLUICE_PULSAR_HOME"):
             found.append(PulsarSide("pulsar", Path(folder) / "pulsar", options.pulsar))
         for side in found:
@@ -198,6 +234,8 @@ def main() -> None:
     parser.add_argument("--callers", type=counts_of, default=[1, 4, 16, 64], help="how many at once, for example 1,16")
     parser.add_argument("--topics", action="store_true", help="a topic for each caller")
     parser.add_argument("--asyncio", choices=["send", "receive"], help="tasks of a loop instead of threads")
+    parser.add_argument("--own", choices=["process", "broker"], help="Sluice's own client, and in which process")
+    parser.add_argument("--ray", action="store_true", help="the broker in many processes")
     parser.add_argument("--batching", action="store_true", help="with --asyncio: batches of Pulsar's client")
     parser.add_argument("--seconds", type=amount, default=3.0, help="of each round")
     parser.add_argument("--rounds", type=count, default=3)
