@@ -5,10 +5,11 @@
 
 The broker is Sluice in one process, as `./sluice up --embedded` starts it: two copies, each synced to disk before a
 message is confirmed. --ray: in many processes on Ray. --own: with Sluice's own client, in a process of its own, or in
-the process of the broker, whose processor time is then that of both. --pulsar adds Pulsar standalone from its unpacked distribution, with one copy and a journal that
-syncs. All callers are threads of this process. They share a topic of 4 partitions; --topics gives each a topic of one
-partition. Messages have 100 bytes and random keys. Rounds alternate between the brokers. Figures are medians of the
-rounds: messages/s, ms until confirmed, and processor time of the broker a message. The last line is JSON.
+the process of the broker, whose processor time is then that of both. --pulsar adds Pulsar standalone from its
+unpacked distribution, with one copy and a journal that syncs. All callers are threads of this process. They share a
+topic of 4 partitions; --topics gives each a topic of one partition. Messages have 100 bytes and random keys. Rounds
+alternate between the brokers. Figures are medians of the rounds: messages/s, ms until confirmed, and processor time
+of the broker a message. The last line is JSON.
 
 --asyncio: callers are tasks of one loop that share one producer, and each broker has its own asyncio client. `send`
 publishes and waits; `receive` receives what was published before, and acknowledges it.

@@ -37,8 +37,9 @@ _PLACES.flags.writeable = False
 class Outgoing:
     """One batch on its way to one partition.
 
-    rows: where its messages stand in the caller's batch, int64, one for each. done: called once with (rows, first position) or
-    with (rows, error). size: about how many bytes the batch takes; None where the sender has not counted them.
+    rows: where its messages stand in the caller's batch, int64, one for each. done: called once with (rows, first
+    position) or with (rows, error). size: about how many bytes the batch takes; None where the sender has not counted
+    them.
     single: its messages were sent one by one, so one that is refused says nothing about the others; `done` is then
     called for some of the rows at a time, in order.
     divide: of what was sent in several pieces, the same in two, in order; one that may not be stored says nothing about

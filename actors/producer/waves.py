@@ -141,7 +141,7 @@ class PartitionWaves:
         self._under_way = bool(self._waiting)
         if self._waiting:
             heads = [producer.head for producer in self._waiting]
-            large = any([head is not None and head.bytes > JOINT_BYTES for head in heads])
+            large = any(head is not None and head.bytes > JOINT_BYTES for head in heads)
             self._rounds.join(self._publish_next, large=large)
 
     def _publish_next(self, turn: Round) -> None:

@@ -19,10 +19,10 @@ storage.format.frame), the only ones that the dispatcher ever sees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Protocol
+from functools import cache, lru_cache
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,8 @@ _WITHOUT_NULLS = [index for index, field in enumerate(_REQUIRED) if not field.nu
 _FINER = {"us": 1_000, "ns": 1_000_000}
 """Units of timestamps that are shorter than a millisecond: how many are one."""
 _CODECS = (None, "lz4", "zstd")
+_ROWS_AT_ONCE = 8
+"""Of fewer rows all columns are made in one step: one by one they cost twice as much."""
 _SMALL = 2048
 """Rows with so many bytes, or with others in so many, are not counted exactly."""
 
@@ -124,6 +126,23 @@ def _schema(shape: int) -> pa.Schema:
 def stored_schema(optional: Sequence[str]) -> pa.Schema:
     """The stored schema with these optional columns."""
     return schema_of(sum(1 << bit for bit, field in enumerate(_OPTIONAL) if field.name in optional))
+
+
+@lru_cache(maxsize=64)
+def _shape_with(optional: tuple[str, ...]) -> tuple[pa.Schema, pa.StructType]:
+    """The stored schema with these optional columns, and a row of it."""
+    schema = stored_schema(optional)
+    return schema, pa.struct(list(schema))
+
+
+def rows_of_values(columns: Mapping[str, Sequence[Any]], optional: tuple[str, ...]) -> pa.RecordBatch:
+    """Make stored rows of the values of their columns, of the optional ones only of these. Check nothing."""
+    schema, row = _shape_with(optional)
+    values = [columns[name] for name in schema.names]
+    if len(values[0]) < _ROWS_AT_ONCE:
+        return pa.RecordBatch.from_struct_array(pa.array(list(zip(*values, strict=True)), row))
+    arrays = [pa.array(column, field.type) for column, field in zip(values, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def keys_of_keyless(producer: str | pa.Array, sequence: pa.Array, sequence_id: pa.Array | None) -> pa.Array:

@@ -7,13 +7,14 @@ value, as that of `make_batch` on the same rows; the tests hold the two against 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from sluice.storage.errors import Invalid
-from sluice.storage.format.batch import LAST_TIME, MAX_KEY_BYTES, MAX_MESSAGE_BYTES, StoredBatch, stored_schema
+from sluice.storage.format.batch import LAST_TIME, MAX_KEY_BYTES, MAX_MESSAGE_BYTES, StoredBatch, rows_of_values
 from sluice.storage.format.hashing import Hashes, hash_column, masked_hash
 
 OVERHEAD = 64
@@ -95,27 +96,18 @@ class MessageContainer:
 
     def build(self, producer: str, first_row: int) -> StoredBatch:
         """The batch. A message without key gets the sticky key `producer-row`, rows counted from `first_row` (KS-4)."""
-        columns = {
-            "key": pa.array(self._key, pa.binary()),
-            "payload": pa.array(self._payload, pa.binary()),
-            "publish_time": pa.array(self._publish, pa.int64()),
-        }
-        optional = (("ordering_key", self._order), ("properties", self._properties), ("event_time", self._event))
-        used = [name for name, values in optional if values]
-        if self._pulsar is not None or self._of_chunks:
-            used.append("pulsar")
-            each = [self._of_chunks.get(row, (self._pulsar,))[0] for row in range(self.count)]
-            columns["pulsar"] = pa.array(each, pa.binary())
+        columns: dict[str, Sequence[Any]] = {
+            "key": self._key, "payload": self._payload, "publish_time": self._publish
+        }  # fmt: skip
+        sparse: dict[str, Mapping[int, Any]] = {
+            "ordering_key": self._order, "properties": self._properties, "event_time": self._event
+        }  # fmt: skip
         if self._of_chunks:  # the number by which a message without key hashes, one for all chunks
-            used.append("sequence_id")
-            numbers = {row: first_row + first for row, (_, first) in self._of_chunks.items()}
-            columns["sequence_id"] = pa.array([numbers.get(row) for row in range(self.count)], pa.int64())
-        schema = stored_schema(used)
-        for name, values in optional:
-            if values:
-                sparse = [values.get(row) for row in range(self.count)]
-                columns[name] = pa.array(sparse, schema.field(name).type)
-        rows = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+            sparse["sequence_id"] = {row: first_row + first for row, (_, first) in self._of_chunks.items()}
+        columns |= {name: [*map(values.get, range(self.count))] for name, values in sparse.items() if values}
+        if self._pulsar is not None or self._of_chunks:
+            columns["pulsar"] = [self._of_chunks.get(row, (self._pulsar,))[0] for row in range(self.count)]
+        rows = rows_of_values(columns, tuple([*columns][3:]))
         deliver_at = None
         if self._deliver_at:
             deliver_at = np.zeros(self.count, np.int64)

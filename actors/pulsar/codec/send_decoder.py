@@ -42,7 +42,7 @@ from sluice.storage.format.batch import (
     OPTIONAL,
     StoredBatch,
     make_batch,
-    stored_schema,
+    rows_of_values,
 )
 from sluice.storage.format.hashing import masked_hash
 
@@ -71,8 +71,6 @@ MOST_REST = 1024
 """Bytes that a batch's metadata may have for which there is no column: each of its messages gets them."""
 OF_FORM = ("compression", "uncompressed_size", "num_messages")
 """How the payload was packed, which is of no meaning once it is unpacked."""
-_ROWS_AT_ONCE = 8
-"""For fewer rows all columns are made in one step."""
 _CLEARED = (*IN_COLUMNS, *OF_FORM)
 
 
@@ -198,15 +196,7 @@ def stored(rows: Sequence[Row], *, producer: str) -> StoredBatch:
     Nothing is checked: `_unpack` and `row_of` have.
     """
     count, columns = len(rows), _columns_of(rows)
-    kind = _row_type(tuple([name for name in OPTIONAL if columns[name].count(None) < count]))
-    # All columns at once: one by one they cost twice as much for few rows.
-    if count < _ROWS_AT_ONCE:
-        table = pa.array(list(zip(*[columns[name] for name in kind.names], strict=True)), kind)
-        batch = pa.RecordBatch.from_struct_array(table)
-    else:
-        batch = pa.RecordBatch.from_arrays(
-            [pa.array(columns[one.name], one.type) for one in kind], schema=pa.schema(kind)
-        )
+    batch = rows_of_values(columns, tuple([name for name in OPTIONAL if columns[name].count(None) < count]))
     hashes = [
         masked_hash(key if order is None else order)
         if key is not None or order is not None
@@ -225,12 +215,6 @@ def _columns_of(rows: Sequence[Row]) -> dict[str, tuple[Any, ...]]:
 def hash_without_key(producer: str, number: int) -> int:
     """Return the hash of a message that has no key. number: its sequence id."""
     return masked_hash(b"%b-%d" % (producer.encode(), number))
-
-
-@lru_cache(maxsize=64)
-def _row_type(used: tuple[str, ...]) -> pa.StructType:
-    """A stored row with these optional columns."""
-    return pa.struct(list(stored_schema(used)))
 
 
 def _few(taken: list[_Packed]) -> list[Row] | None:
