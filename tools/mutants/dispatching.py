@@ -143,7 +143,7 @@ DISPATCHING: list[Mutant] = [
         old="            self._reader.stop_waiting()\n",
         new="            pass\n",
         world=BROKER,
-        test="tests/actors/dispatcher/delivery/test_reader.py::test_who_reads_compacted_waits_for_no_read_at_the_end",
+        test="tests/actors/dispatcher/delivery/test_reader.py::test_compacted_reader_waits_for_no_read_at_the_end",
     ),
     Mutant(
         name="delayed messages go out at once",
@@ -175,7 +175,7 @@ DISPATCHING: list[Mutant] = [
         old=" holding=self._all_held(),",
         new=" holding=self._all_held()[:0],",
         world=BROKER,
-        test="tests/actors/dispatcher/test_rejoin.py::test_what_is_done_does_not_come_back_with_its_holder",
+        test="tests/actors/dispatcher/test_rejoin.py::test_done_message_does_not_return_with_its_holder",
     ),
     Mutant(
         name="a lost acknowledgement is told to nobody",

@@ -16,7 +16,7 @@ from tests.scenarios.key_shared.broker import Broker
 
 
 def delay_ends(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Whoever asks a topic where it ends hears it so much later than the topic has looked."""
+    """Delay a topic's answer about its end by `seconds` after the topic has looked."""
     ends = TopicLog.ends
 
     async def slow(log: TopicLog, *arguments: Any) -> Ends:

@@ -120,7 +120,7 @@ class Driver:
         return self.dispatch.negative_acknowledge(number, at(*messages), now=self.now, **options)
 
     def pending(self, name: str) -> list[str]:
-        """What a consumer holds."""
+        """Return the messages that a consumer holds."""
         return [show(int(p)) for p in self.dispatch.pending(self.numbers[name])]
 
     def consumer_stats(self, name: str) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class Model:
         return max(before, default=self.mark_delete)
 
     def leave(self, number: int) -> None:
-        """What it held waits in order."""
+        """Remove a consumer. Its messages wait in order."""
         self._leave_selector(number)
         for message in self.messages.values():
             if message.state == "pending" and message.holder == number:
@@ -244,7 +244,7 @@ class Model:
             message.state = "dead"
 
     def _note(self, consumer: Consumer, positions: set[int], until: int, counted: bool) -> None:
-        """It claimed these and gave them back before they were read."""
+        """Count messages that the consumer claimed and gave back before they were read."""
         for position in positions - consumer.finished:
             count, before = self.given_back.get(position, (0, 0))
             if counted or until:
@@ -271,7 +271,7 @@ class Model:
     # -- permits and limits -----------------------------------------------------------------------------------------
 
     def unacked(self, consumer: Consumer) -> int:
-        """What it holds."""
+        """Return the number of messages that a consumer holds."""
         return sum(m.state == "pending" and m.holder == consumer.number for m in self.messages.values())
 
     def allowance(self, consumer: Consumer) -> int:
@@ -308,7 +308,7 @@ class Model:
     # -- acknowledgements -------------------------------------------------------------------------------------------
 
     def acknowledge(self, positions: Sequence[int]) -> list[int]:
-        """Done, whoever says so."""
+        """Mark messages done, by any consumer. Return those that were not done before."""
         done = sorted({p for p in positions if p in self.messages and self.messages[p].state != "done"})
         for position in done:
             self.messages[position].state = "done"
@@ -364,7 +364,7 @@ class Model:
         message.due &= not self.keeps
 
     def _revoke(self) -> None:
-        """Whoever holds a message behind one of its hash that waits with a place is to give it back."""
+        """Ask back each held message behind an earlier one of its hash that waits, if that one keeps its place."""
         if self.keeps:
             waits = self.in_state("fresh", "replay", "waiting", "held")
             for message in self.in_state("pending"):
@@ -372,7 +372,7 @@ class Model:
                 message.revoked |= earlier and not message.due
 
     def revoked(self, number: int) -> list[int]:
-        """What a consumer was asked to give back and still has."""
+        """Return the messages that a consumer was asked to give back and still has."""
         return [m.position for m in self.in_state("pending") if m.revoked and m.holder == number]
 
     def remove(self, positions: Sequence[int] | None, up_to: int | None) -> None:
@@ -413,7 +413,7 @@ class Model:
 
     @property
     def keeps(self) -> bool:
-        """What comes back keeps its place (nack_order=key)."""
+        """Whether a message that comes back keeps its place (nack_order=key)."""
         return self.settings.nack_order == "key" and self.ordered and self.settings.policy == "draining_hashes"
 
     def _waits_for_redelivery(self, message: Message) -> bool:
@@ -427,7 +427,7 @@ class Model:
         )
 
     def _unreached(self, message: Message) -> bool:
-        """It came back from who held it from before, and what lies before it was not read."""
+        """Return whether the message came back from an earlier owner's holder, and earlier ones are not read yet."""
         return self.keeps and message.state == "replay" and message.position > self.last_read
 
     def _gate(self, message: Message, owner: int) -> bool:

@@ -69,7 +69,7 @@ def test_an_acknowledged_delayed_message_lets_its_key_go() -> None:
     assert flow.route() == {"c1": ["1:5"]}
 
 
-def test_it_is_explained() -> None:
+def test_blocked_key_is_explained() -> None:
     flow = blocking()
     flow.route()
     assert flow.why(position=int(at("1:1")[0])) == ["delayed"]
@@ -97,8 +97,8 @@ def test_elsewhere_delayed_messages_are_not_read(settings: dict[str, Any]) -> No
         append(flow, {"1:1": ("a", True)})
 
 
-def test_what_was_put_off_when_it_had_been_read_is_due_once() -> None:
-    """Without the policy: it was due by a clock that was ahead, and is rescheduled before it was sent."""
+def test_message_rescheduled_after_its_read_is_due_once() -> None:
+    """Without the policy, the message was due by a fast clock, and is rescheduled before it was sent."""
     flow = Driver()
     append(flow, {"1:0": ("a", False), "1:1": ("a", False), "1:2": ("b", False)})
     flow.dispatch.remove(at("1:1"))

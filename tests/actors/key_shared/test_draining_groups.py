@@ -30,7 +30,7 @@ def draining(*keys: str) -> Driver:
 
 
 def news(flow: Driver) -> list[Event]:
-    """What c1 is told of hashes that it has finished, since the last time."""
+    """Take the events that name hashes as drained by c1."""
     return [event for event in flow.dispatch.take_events(flow.numbers["c1"]) if event.kind == "drained"]
 
 
@@ -124,7 +124,10 @@ def test_dh_7_a_consumer_hears_once_of_all_that_was_freed() -> None:
 
 
 def test_three_in_a_chain_each_finish_before_the_next() -> None:
-    """What moves on while it drains goes to its last owner, and the statistics say who has to finish what."""
+    """A hash that moves on while it drains goes to its last owner.
+
+    The statistics say which consumer has to finish which messages.
+    """
     chain = keys_by_owners(("c1",), ("c2",), ("c3",), ("c4",))
     twice, again = chain["c1", "c2", "c3", "c4"][0], chain["c1", "c2", "c2", "c4"][0]
     flow = Driver()

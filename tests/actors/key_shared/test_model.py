@@ -259,7 +259,7 @@ class Schedule(RuleBasedStateMachine):
         self._move_mark()
 
     def _move_mark(self) -> None:
-        """What a cursor would do: everything below the first position that is not done is mark-deleted."""
+        """Mark everything below the first open position as deleted, as a cursor would."""
         undone = [at for at, _ in self.backlog + self.delayed]
         undone += [m.position for m in self.model.messages.values() if m.state != "done"]
         mark = min(undone, default=position(self.ledger, self.entry)) - 1

@@ -27,7 +27,7 @@ def alone(*keys: str, **settings: Any) -> Driver:
 
 
 def unacked(flow: Driver) -> dict[str, int]:
-    """What each consumer holds by its counter, which is kept beside the rows."""
+    """Return how many messages each consumer holds, by the counter beside the rows."""
     return {name: flow.consumer_stats(name)["unackedMessages"] for name in flow.numbers}
 
 
@@ -37,7 +37,7 @@ def in_order(flow: Driver) -> int:
 
 
 def drained(flow: Driver, name: str) -> list[int]:
-    """The hashes of which this consumer is told that it has finished them, since the last time."""
+    """Take the hashes that the consumer is reported to have finished."""
     told = [event for event in flow.dispatch.take_events(flow.numbers[name]) if event.kind == "drained"]
     return [value for event in told for low, high in event.ranges for value in range(low, high + 1)]
 

@@ -62,7 +62,10 @@ class Passes:
 
 
 async def parked(broker: Broker) -> tuple[Client, Client]:
-    """c1 holds three messages, of which c2 owns two hashes now; one more of each waits, and a read at the end."""
+    """Return c1, which holds three messages, and c2, which owns the hashes of two of them by now.
+
+    One more message of each of the two hashes waits, and so does a read at the end.
+    """
     first = await broker.join("c1", acking=False)
     await broker.publish(MOVED[0], MOVED[1], STAYED[0])
     await broker.until(lambda: len(first.got) == 3)
@@ -264,7 +267,7 @@ def test_rs_12_a_read_lost_while_it_waits_needs_no_push() -> None:
 
 
 async def failing(broker: Broker) -> tuple[Client, int]:
-    """Reads fail, one after the other; returns the consumer and how many were begun so far."""
+    """Let one read after another fail. Return the consumer and the number of reads begun so far."""
     client = await broker.join("c1")
     await broker.publish(*FIVE)
     await broker.until(lambda: len(client.got) == 5)

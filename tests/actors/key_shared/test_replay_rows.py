@@ -41,7 +41,10 @@ def in_replay(flow: Driver) -> int:
 
 
 def held_back(flow: Driver, *keys: str) -> list[str]:
-    """Of messages of these keys, which were read but not offered yet, those that wait behind earlier ones."""
+    """Publish messages of these keys, which are read and not offered, and drop them again.
+
+    Return the keys of those that wait behind earlier messages.
+    """
     names = flow.publish(*keys)
     found = [
         key for name, key in zip(names, keys, strict=True) if "earlier_waits" in flow.why(position=int(at(name)[0]))

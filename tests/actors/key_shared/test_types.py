@@ -120,7 +120,7 @@ def test_one_active_consumer_gets_everything_in_order(kind: str) -> None:
     assert first == sorted(first, key=lambda name: int(name.split(":")[1]))
 
 
-def test_who_joins_behind_the_active_consumer_is_told() -> None:
+def test_consumer_behind_the_active_one_gets_an_event() -> None:
     flow = Driver(type="failover")
     told = {}
     for name, priority in (("a", 1), ("b", 1), ("c", 0)):

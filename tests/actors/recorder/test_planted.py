@@ -1,6 +1,6 @@
 """A recorded incident comes out as it was, and with a planted defect it does not.
 
-`python -m tests.actors.recorder.test_planted` records the incident anew, for a change that is meant to change it.
+`python -m tests.actors.recorder.test_planted` records the incident again, for a change that is meant to change it.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ async def join(broker: Broker, name: str, ranges: Sequence[tuple[int, int]] = ()
 
 
 @pytest.mark.parametrize("by", ["frozen", "cut off", "crashed"])
-def test_who_does_not_answer_loses_an_exclusive_place(by: str) -> None:
+def test_silent_consumer_loses_an_exclusive_place(by: str) -> None:
     async def scenario(broker: Broker) -> None:
         first, _ = await join(broker, "c1")
         await broker.publish(*KEYS[:10])
@@ -63,7 +63,7 @@ def test_who_does_not_answer_loses_an_exclusive_place(by: str) -> None:
     play(scenario, type="exclusive", lease_ms=LEASE_MS)
 
 
-def test_who_answers_keeps_its_place() -> None:
+def test_answering_consumer_keeps_its_place() -> None:
     async def scenario(broker: Broker) -> None:
         first, _ = await join(broker, "c1")
         began = broker.world.loop.now
@@ -77,8 +77,11 @@ def test_who_answers_keeps_its_place() -> None:
     play(scenario, type="exclusive", lease_ms=LEASE_MS)
 
 
-def test_who_comes_back_to_a_lost_range_has_let_go() -> None:
-    """The other ranges go on all the while; as soon as it says that it knows its end its messages go on, too."""
+def test_returning_consumer_gives_up_its_lost_range() -> None:
+    """The other ranges go on all the while.
+
+    The returning consumer's messages go on as soon as it reports that it knows of its end.
+    """
 
     async def scenario(broker: Broker) -> None:
         low, high = keys_of(*LOW, 20), keys_of(*HIGH, 20)
@@ -102,7 +105,10 @@ def test_who_comes_back_to_a_lost_range_has_let_go() -> None:
 
 
 def test_that_batches_came_apart_is_told_when_it_is_durable() -> None:
-    """Who is told so sends parts of batches, which consumers of a next owner that does not know it would misread."""
+    """A consumer that learns it sends parts of batches.
+
+    Consumers of a next owner that does not know it would misread the parts.
+    """
 
     async def scenario(broker: Broker) -> None:
         net = broker.world.client("network").net

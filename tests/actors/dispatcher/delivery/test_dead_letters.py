@@ -1,4 +1,4 @@
-"""What is added to a dead letter, and what waits for it; that none is lost is the business of world dead_letters."""
+"""The additions to a dead letter, and the work that waits for it. World dead_letters shows that none is lost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_dead_letter_tells_where_it_comes_from() -> None:
     assert make_batch(rows, now=9, producer="q").rows.column("publish_time").to_pylist() == [5, 5, 5]
 
 
-def test_it_keeps_its_own_properties_and_an_earlier_origin() -> None:
+def test_dead_letter_keeps_properties_and_an_earlier_origin() -> None:
     earlier = [("x", "y"), ("REAL_TOPIC", "first"), ("ORIGIN_MESSAGE_ID", "1:1:0")]
     received = _received(pa.array([[("a", "b"), ("c", "d")], None, earlier], KIND))
     told = [[("a", "b"), ("c", "d"), *_origin("3:7:2")], _origin("3:8:2"), earlier]

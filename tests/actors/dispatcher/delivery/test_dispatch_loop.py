@@ -1,4 +1,4 @@
-"""What a new owner does with acknowledgements of messages that it has not read yet."""
+"""A new owner gets acknowledgements of messages that it has not read yet."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ async def unread(broker: Broker, *refused: str) -> tuple[Client, int]:
     return await broker.join("c2", acking=False), first.got[0].position
 
 
-def test_what_an_earlier_owner_sent_is_done_before_it_is_read() -> None:
-    """Whoever is told that its acknowledgement is durable never sees the message again, nor does anybody else."""
+def test_message_sent_by_an_earlier_owner_is_done_unread() -> None:
+    """After a confirmed acknowledgement neither its sender nor another consumer gets the message again."""
 
     async def scenario(broker: Broker) -> None:
         second, position = await unread(broker, "ReadIndex")
@@ -60,7 +60,7 @@ def test_what_an_earlier_owner_sent_is_done_before_it_is_read() -> None:
     play(scenario, lease_ms=LEASE_MS)
 
 
-def test_it_is_confirmed_when_the_topic_has_told_its_end() -> None:
+def test_ack_of_an_unread_message_waits_for_the_topics_end() -> None:
     async def scenario(broker: Broker) -> None:
         second, position = await unread(broker, "ReadIndex", "ReadEnds")
         second.parts[0].acknowledge_positions(np.array([position]))
@@ -75,7 +75,7 @@ def test_it_is_confirmed_when_the_topic_has_told_its_end() -> None:
     play(scenario, lease_ms=LEASE_MS)
 
 
-def test_what_was_never_published_is_not_done() -> None:
+def test_position_never_published_is_not_done() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c1")
         await broker.publish("a")
@@ -88,8 +88,8 @@ def test_what_was_never_published_is_not_done() -> None:
     play(scenario)
 
 
-def test_what_another_consumer_has_finished_is_not_sent_any_more() -> None:
-    """Of a Failover subscription: it waited for the next poll of the consumer that was active before."""
+def test_message_done_by_another_consumer_is_not_sent() -> None:
+    """In a Failover subscription, the message waited for the next poll of the formerly active consumer."""
 
     async def scenario(broker: Broker) -> None:
         former = await broker.join("b", queue=2)
@@ -166,7 +166,7 @@ def test_watchdog_counts_only_what_no_pass_is_due_for() -> None:
 
 
 def test_nothing_goes_out_behind_what_is_done_and_was_parked() -> None:
-    """It waited behind a message that failed, and was sent to nobody: the next owner sends it (promise 3)."""
+    """The message waited behind a failed one, and was sent to nobody. The next owner sends it (promise 3)."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", queue=1, acking=False, taking=False)

@@ -53,7 +53,7 @@ async def back(broker: Broker, name: str, incarnation: str, **how: Any) -> Clien
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("end", ["close", "crash"])
-def test_who_comes_back_finds_its_hashes(policy: str, selector: str, end: str) -> None:
+def test_returning_consumer_finds_its_hashes(policy: str, selector: str, end: str) -> None:
     async def scenario(broker: Broker) -> None:
         _, b, _ = await three(broker)
         before, moved = await owners(broker), (await broker.stats())["hashesMovedTotal"]
@@ -79,7 +79,10 @@ def test_who_comes_back_finds_its_hashes(policy: str, selector: str, end: str) -
 
 
 def test_a_newcomer_of_its_name_asks_whether_it_lives() -> None:
-    """Its lease is not over when its successor comes: what it holds stays with it until then, its hashes do not."""
+    """The successor comes before the crashed consumer's lease is over.
+
+    The crashed consumer keeps its messages until then, but not its hashes.
+    """
 
     async def scenario(broker: Broker) -> None:
         a, b, c = await three(broker)
@@ -139,7 +142,7 @@ def test_two_who_live_under_one_name_have_two_places() -> None:
 
 @pytest.mark.parametrize("owner", ["same", "new"])
 def test_the_second_of_a_name_that_asked_for_nothing_is_gone(owner: str) -> None:
-    """Whoever attached it gave up before the answer came, and has gone on as another consumer."""
+    """The client of the second one gave up before the answer came, and has gone on as another consumer."""
 
     async def scenario(broker: Broker) -> None:
         await three(broker)
@@ -189,7 +192,7 @@ def test_after_the_grace_its_hashes_move() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"grace_ms": 0}, {"grace_ms": GRACE_MS}])
-def test_who_is_gone_for_good_keeps_nothing(settings: dict[str, Any]) -> None:
+def test_consumer_closed_for_good_keeps_no_hashes(settings: dict[str, Any]) -> None:
     async def scenario(broker: Broker) -> None:
         a, b, _ = await three(broker)
         for part in b.parts:
@@ -306,8 +309,8 @@ def test_a_planned_hand_over_moves_nobody_elses_hashes(policy: str, selector: st
 
 
 @pytest.mark.parametrize("end", ["close", "crash"])
-def test_who_took_over_and_left_at_once_keeps_its_hashes(end: str) -> None:
-    """It had asked for nothing yet, and the one before, of the same name, is attached still: grace 65001073."""
+def test_name_that_took_over_and_left_keeps_its_hashes(end: str) -> None:
+    """The newcomer had asked for nothing yet. Its predecessor of the same name is still attached (grace 65001073)."""
 
     async def scenario(broker: Broker) -> None:
         _, b, _ = await three(broker)
@@ -330,7 +333,7 @@ def test_who_took_over_and_left_at_once_keeps_its_hashes(end: str) -> None:
 
 @pytest.mark.parametrize("asks", [False, True])
 def test_an_offer_ends_when_another_one_asks_for_messages(asks: bool) -> None:
-    """Who only attached at the place that was offered had given up by then."""
+    """A client that only attached at the offered place had given up by then."""
 
     async def scenario(broker: Broker) -> None:
         _, b, _ = await three(broker)
@@ -397,7 +400,7 @@ def test_a_hand_over_needs_grace() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"type": "shared"}, {"type": "failover"}, {"allow_out_of_order_delivery": True}])
-def test_where_grace_makes_no_sense_it_is_refused(settings: dict[str, Any]) -> None:
+def test_grace_needs_an_ordered_key_shared_subscription(settings: dict[str, Any]) -> None:
     with pytest.raises(Invalid, match="grace_ms = 5 needs"):
         check_subscription(SubscriptionSettings(grace_ms=5, **settings))
 
@@ -405,7 +408,7 @@ def test_where_grace_makes_no_sense_it_is_refused(settings: dict[str, Any]) -> N
 # -- damping ----------------------------------------------------------------------------------------------------------
 
 
-def test_who_comes_and_goes_gets_hashes_later() -> None:
+def test_flapping_consumer_gets_its_hashes_later() -> None:
     async def scenario(broker: Broker) -> None:
         await broker.join("a")
         waited = []
@@ -429,7 +432,7 @@ def test_who_comes_and_goes_gets_hashes_later() -> None:
 
 
 def test_a_place_is_durable_before_anything_comes() -> None:
-    """Its consumer waited for one longer than others do, so the record does not have it from the attach."""
+    """The consumer waited longer than others for its place, so the record does not have the place from the attach."""
 
     async def scenario(broker: Broker) -> None:
         await broker.join("a", acking=False)
@@ -455,7 +458,7 @@ def test_a_place_is_durable_before_anything_comes() -> None:
 
 
 def test_a_copy_of_an_attach_waits_for_its_place_too() -> None:
-    """It comes where the answer to the first one is late because the store is."""
+    """The copy comes because a slow store delays the answer to the first attach."""
 
     async def scenario(broker: Broker) -> None:
         address, net = await broker.address(), broker.world.client("network").net

@@ -19,7 +19,7 @@ LEASE_MS = 3_000
 
 
 async def problem(broker: Broker) -> str:
-    """What the dispatcher tells the controller of itself."""
+    """Return the problem that the dispatcher reports to the controller."""
     reply = await broker.ask(Ping())
     assert isinstance(reply, Alive)
     return reply.problem

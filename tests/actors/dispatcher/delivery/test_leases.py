@@ -1,4 +1,4 @@
-"""Who is gone without a word: a lease that ran out, or a process that has ended; and nobody else."""
+"""A consumer is gone without a word when its lease runs out or its process ends, and only then."""
 
 from __future__ import annotations
 

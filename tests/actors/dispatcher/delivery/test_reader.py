@@ -1,4 +1,4 @@
-"""What the reader leaves behind when the log tells it nothing new."""
+"""The state that the reader leaves behind when the log brings nothing new."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_run_finished_before_it_was_read_again_is_not_kept() -> None:
 
 
 def test_one_stuck_message_keeps_no_later_run() -> None:
-    """What the dispatcher remembers follows what is open, and the stuck message can be sent again."""
+    """The dispatcher's memory follows the open messages, and the stuck message can be sent again."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", acking=False)
@@ -72,8 +72,11 @@ def test_runs_of_messages_that_are_not_due_for_long_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize("close", [True, False])
-def test_who_reads_compacted_waits_for_no_read_at_the_end(close: bool) -> None:
-    """What was read before it came is looked at first, and the read that waits at the end may do so for minutes."""
+def test_compacted_reader_waits_for_no_read_at_the_end(close: bool) -> None:
+    """The dispatcher first looks at the messages read before the consumer came.
+
+    The read that waits at the end may take minutes.
+    """
 
     async def scenario(broker: Broker) -> None:
         first = await broker.join("first", acking=False, read_compacted=True)

@@ -41,8 +41,8 @@ def test_sessions_of_two_epochs_never_meet() -> None:
         newer.get(old.number)
 
 
-def test_who_does_not_ask_which_hashes_move_is_not_woken() -> None:
-    """A consumer that joins takes hashes from many, and most of them do not want to know."""
+def test_moved_hashes_wake_only_sessions_that_ask_for_them() -> None:
+    """A joining consumer takes hashes from many others, and most of those do not ask for the moves."""
     sessions = Sessions()
     deaf = sessions.open(first_session(3, "host/owner"), "c", "c.0", moves=False)
     hears = sessions.open(first_session(3, "host/owner") + 1, "d", "d.0")
@@ -72,7 +72,7 @@ def test_turns_are_received_without_gaps_whatever_their_order(order: list[int], 
         assert session.received == unbroken
 
 
-def test_who_has_turns_that_are_not_durable_is_known() -> None:
+def test_sessions_with_turns_not_yet_durable_are_listed() -> None:
     sessions, session = opened()
     other = sessions.open(session.number + 1, "d", "d.0")
     for turn in (2, 1):

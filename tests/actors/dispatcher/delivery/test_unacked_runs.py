@@ -108,7 +108,7 @@ def at(*entries: int) -> Positions:
 
 
 def test_one_stuck_message_keeps_no_later_run() -> None:
-    """What is kept follows what is open, wherever the mark-delete position stands; payloads go with their runs."""
+    """The kept runs follow the open messages, wherever the mark-delete position stands. Payloads go with their runs."""
     known = UnackedRuns(lambda: 0)
     most = 0
     for entry in range(20_000):

@@ -39,7 +39,7 @@ def test_settings_in_use_are_refused_and_do_not_change(changed: dict[str, int | 
 
 
 async def actor_settings(broker: Broker) -> SubscriptionSettings:
-    """What the dispatcher works with."""
+    """Return the settings that the dispatcher works with."""
     broker.directory = Directory(broker.ports, CONTROLLER)
     process = broker.world.at(await broker.directory.dispatcher(TOPIC, 0, SUBSCRIPTION))
     assert process is not None
@@ -48,7 +48,7 @@ async def actor_settings(broker: Broker) -> SubscriptionSettings:
 
 
 def test_a_dispatcher_gets_the_settings_that_are_asked_for() -> None:
-    """It died while nobody was there; whoever starts it again asks for other settings than those of its record."""
+    """The dispatcher died while nobody was attached. The next start asks for other settings than the recorded ones."""
 
     async def scenario(broker: Broker) -> None:
         address = await broker.address()
@@ -63,8 +63,8 @@ def test_a_dispatcher_gets_the_settings_that_are_asked_for() -> None:
     play(scenario)
 
 
-def test_who_comes_back_brings_no_settings() -> None:
-    """They were changed while it was taken for dead; it works with those that are in force."""
+def test_returning_consumer_brings_no_settings() -> None:
+    """The settings changed while the consumer was taken for dead. The consumer works with those in force."""
 
     async def scenario(broker: Broker) -> None:
         frozen = await broker.join("frozen")

@@ -1,4 +1,4 @@
-"""What operators are told of messages that wait."""
+"""The answers to operators' questions about waiting messages."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def test_a_due_message_waits_for_permits_and_not_for_time(tracker: str, shared: 
     )
 
 
-def test_what_is_read_while_it_is_asked_about_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was said not to be due, although nobody had looked when it is."""
+def test_message_read_during_explain_shows_its_due_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer once said that the message was not due, although nothing had looked at its due time."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
@@ -125,8 +125,8 @@ def test_what_is_read_while_it_is_asked_about_has_its_time(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_what_the_delayed_index_lost_is_explained(shared: bool) -> None:
-    """Such a message was said to be acknowledged, or not due, for as long as no consumer was there."""
+def test_message_lost_by_the_delayed_index_is_explained(shared: bool) -> None:
+    """The answer once called such a message acknowledged, or not due, while no consumer was attached."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
@@ -153,8 +153,8 @@ def test_what_the_delayed_index_lost_is_explained(shared: bool) -> None:
     play(scenario, topic={"roll_entries": 4}, **settings)
 
 
-def test_what_is_at_a_consumer_does_not_wait_for_others() -> None:
-    """That the subscription is paused holds back what comes behind it."""
+def test_delivered_message_does_not_wait_for_others() -> None:
+    """The pause of the subscription holds back only the messages behind it."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", queue=1, acking=False)

@@ -73,13 +73,13 @@ KEPT = Ends(first=position(3, 2), last=position(8, 9), next=position(8, 10), led
     ],
 )  # fmt: skip
 def test_a_place_in_the_topic_is_found(wanted: str, found: int) -> None:
-    """What was trimmed means the oldest that is kept; the place behind a ledger's last message is one."""
+    """A trimmed position means the oldest kept one. The place behind a ledger's last message is valid."""
     assert named_position(wanted, KEPT) == found
 
 
 @pytest.mark.parametrize("wanted", ["4:0", "99:0", "3:9", "5:2", "8:11", "2147483647:4294967295", "", "5", "x:y"])
 def test_a_place_that_never_was_is_refused(wanted: str) -> None:
-    """It is not quietly the end of the topic."""
+    """The request does not silently mean the end of the topic."""
     with pytest.raises(Invalid):
         named_position(wanted, KEPT)
 
@@ -179,8 +179,8 @@ def test_nothing_goes_out_behind_a_skip_that_is_not_durable(verb: str, replaced:
 
 
 @pytest.mark.parametrize("pause", range(0, 1_500, 75))
-def test_what_a_confirmed_seek_goes_back_to_is_not_trimmed(pause: int) -> None:
-    """Whenever the topic hears how far the subscription was: the message at the position that was answered comes."""
+def test_target_of_a_confirmed_seek_is_not_trimmed(pause: int) -> None:
+    """The message at the answered position comes, whenever the topic hears of the subscription's progress."""
 
     async def scenario(world: World) -> None:
         broker = Broker(world, 1, SubscriptionSettings(initial_position="earliest"))
@@ -316,8 +316,8 @@ def test_a_seek_and_a_clear_hold_in_the_order_of_asking(waits: str) -> None:
 
 
 @pytest.mark.parametrize(("verb", "arguments"), [("clear_backlog", {}), ("skip", {"messages": 3})])
-def test_what_comes_behind_a_clear_stays(verb: str, arguments: dict[str, Any]) -> None:
-    """An earlier request waited for the topic, and who asked gave up and cleared the backlog."""
+def test_message_published_after_a_clear_stays(verb: str, arguments: dict[str, Any]) -> None:
+    """An earlier request waited for the topic. Its caller gave up and cleared the backlog."""
 
     async def scenario(broker: Broker) -> None:
         await broker.publish(*"abcd")
@@ -340,8 +340,8 @@ def test_what_comes_behind_a_clear_stays(verb: str, arguments: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("meanwhile", ["acknowledge", "seek"])
-def test_what_is_done_meanwhile_did_not_expire(meanwhile: str) -> None:
-    """Until an expiry is durable messages are acknowledged, or wanted again: neither changes how many expired."""
+def test_message_done_meanwhile_did_not_expire(meanwhile: str) -> None:
+    """Before an expiry is durable, messages are acknowledged or reopened. Neither changes how many expired."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", acking=False)
@@ -378,8 +378,8 @@ def test_what_is_done_meanwhile_did_not_expire(meanwhile: str) -> None:
     play(scenario)
 
 
-def test_what_a_seek_wants_again_is_durable_with_it() -> None:
-    """No version of the record that has the new place still calls what lies behind it cancelled."""
+def test_messages_reopened_by_a_seek_are_durable_with_it() -> None:
+    """No version of the record with the new place still calls the messages behind it cancelled."""
 
     async def scenario(broker: Broker) -> None:
         await broker.join("c")
@@ -401,7 +401,7 @@ def test_what_a_seek_wants_again_is_durable_with_it() -> None:
 
 
 def test_an_owner_that_was_replaced_deletes_no_record() -> None:
-    """A deletion awaits one store after the other; whoever is the owner meanwhile keeps its record."""
+    """A deletion awaits one store after another. An owner that takes over meanwhile keeps its record."""
 
     async def scenario(broker: Broker) -> None:
         await broker.join("c")

@@ -74,8 +74,8 @@ def test_the_end_of_a_grace_is_news_for_who_shows_metrics() -> None:
 
 
 @pytest.mark.parametrize("kind", ["shared", "key_shared", "exclusive"])
-def test_what_is_held_from_an_earlier_owner_is_told(kind: str) -> None:
-    """The consumer has no permits, so that nothing is read, and it holds what it had."""
+def test_messages_held_from_an_earlier_owner_are_counted(kind: str) -> None:
+    """The consumer has no permits, so nothing is read. It still holds its earlier messages."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", queue=4, acking=False, taking=False)

@@ -1,4 +1,4 @@
-"""What draining there has been, although nobody asked while it lasted."""
+"""The statistics of draining, even if nobody asked while it lasted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def drained() -> Driver:
     return flow
 
 
-def test_what_is_over_is_still_told() -> None:
+def test_finished_drains_stay_in_the_statistics() -> None:
     stats = drained().dispatch.stats(0)
     assert stats["drainingHashesCount"] == 0
     assert (stats["drainingHashesPeak"], stats["drainingHashesBegunTotal"]) == (2, 2)
@@ -86,7 +86,7 @@ def longest(flow: Driver) -> int:
 
 
 def test_a_hash_drains_until_it_is_reported_not_until_a_look() -> None:
-    """Nobody looks at a subscription that rests, and there hashes drain longest."""
+    """No look comes to an idle subscription, and there hashes drain longest."""
     flow, one = waits_for_an_hour()
     flow.dispatch.acknowledge_soon(at("1:0"), one, now=flow.now)
     assert longest(flow) == HOUR
@@ -101,8 +101,8 @@ def test_a_hash_drains_until_it_is_reported_not_until_a_look() -> None:
     assert longest(flow) == HOUR
 
 
-def test_what_drains_at_who_came_back_counts_as_begun() -> None:
-    """c1 held it under an earlier owner of the subscription, and c2 has its hash now."""
+def test_drain_at_a_returned_consumer_counts_as_begun() -> None:
+    """c1 held the messages under an earlier owner of the subscription, and c2 has their hashes now."""
     for read_again in (False, True):
         flow = Driver()
         flow.join("c1", holding=at("1:0", "1:1"))

@@ -27,7 +27,7 @@ def parking(policy: str = "park", **settings: Any) -> Driver:
 
 
 def asked_back(driver: Driver) -> list[str]:
-    """What `a` is told to give back."""
+    """Take the messages that `a` is asked to give back."""
     return [show(int(p)) for p in driver.dispatch.take_revoked(driver.numbers["a"])]
 
 
@@ -83,7 +83,7 @@ def test_the_key_waits_and_others_go_on() -> None:
     assert not driver.dispatch.idle()
 
 
-def test_what_is_redriven_comes_in_order_and_first() -> None:
+def test_redriven_messages_come_in_order_and_first() -> None:
     driver = parking()
     driver.send("k", "k", "other")
     fail(driver, "1:0")
@@ -94,10 +94,10 @@ def test_what_is_redriven_comes_in_order_and_first() -> None:
     assert driver.dispatch.parking.held() == []
     driver.nack("a", "1:0")
     driver.nack("a", *asked_back(driver), counted=False)
-    assert driver.route() == {"a": ["1:0", "1:1", "1:3", "1:4"]}, "its redeliveries are counted anew"
+    assert driver.route() == {"a": ["1:0", "1:1", "1:3", "1:4"]}, "its redeliveries are counted from zero"
 
 
-def test_what_lies_before_the_failed_message_goes_on() -> None:
+def test_messages_before_the_failed_one_go_on() -> None:
     driver = parking()
     driver.send("k", "k", "k")
     fail(driver, "1:1")
@@ -150,7 +150,7 @@ def test_a_key_of_the_same_hash_goes_on(monkeypatch: pytest.MonkeyPatch) -> None
     assert driver.pending("a") == ["1:0", "1:1", "1:2", "1:4"]
 
 
-def test_what_lies_behind_a_failed_message_waits_for_its_key() -> None:
+def test_message_behind_a_failed_one_waits_for_its_key() -> None:
     driver = parking()
     driver.send("k", "k")
     for _ in range(2):
@@ -211,7 +211,7 @@ def test_above_the_keys_the_later_key_blocks() -> None:
     assert stats(driver)["parkedKeys"] == 1
 
 
-def test_what_finds_no_room_by_name_blocks_its_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_key_without_a_free_entry_blocks_its_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parked_messages, "MOST_KEYS", 1)
     driver = parking()
     driver.send("k", "j", "other")
@@ -254,7 +254,7 @@ def test_the_next_owner_keeps_them() -> None:
     assert new.dispatch.overtook(at("1:0", "1:2", "1:3")).tolist() == at("1:2").tolist()
 
 
-def test_what_the_next_owner_has_not_read_is_not_counted() -> None:
+def test_messages_unread_by_the_next_owner_are_not_counted() -> None:
     driver = parking()
     driver.send("k", "j")
     fail(driver, "1:0")
@@ -290,8 +290,8 @@ def test_a_consumer_that_comes_back_has_what_it_holds() -> None:
     assert stats(new)["msgParked"] == 3
 
 
-def test_what_is_redriven_asks_back_what_follows_it() -> None:
-    """A consumer comes back with a later message of the key, and the key goes on before the next dispatch."""
+def test_redriven_key_asks_back_its_later_messages() -> None:
+    """A consumer comes back with a later message of the key, and the key is redriven before the next dispatch."""
     new = parked_with_a_later_message_held()
     redrive(new, "k")
     assert [show(int(p)) for p in new.dispatch.take_revoked(new.numbers["c"])] == ["1:1"]
@@ -311,7 +311,7 @@ def test_a_delayed_message_of_the_key_is_parked_when_it_is_due() -> None:
     assert driver.send("k") == {"a": ["1:0", "1:2", "1:4"]}
 
 
-def test_it_needs_what_keeps_a_key_in_order() -> None:
+def test_parking_needs_settings_that_keep_a_key_in_order() -> None:
     for wrong, told in (
         ({"max_redeliver_count": 1}, "nack_order"),
         ({"nack_order": "key"}, "max_redeliver_count"),
@@ -337,7 +337,7 @@ def test_many_parked_messages_stay_columns() -> None:
     assert driver.dispatch.room() > 0
 
 
-def test_what_never_parked_a_message_has_no_table_for_it() -> None:
+def test_subscription_without_parked_messages_has_no_table() -> None:
     parks, other = parking(), parking()
     for driver in (parks, other):
         driver.send("k", "k", "other")

@@ -115,7 +115,7 @@ OLDER: list[dict[str, Any]] = [
 @pytest.mark.parametrize("order", [("c1", "c2", "c3"), ("c3", "c2", "c1")])
 @pytest.mark.parametrize("options", OLDER)
 def test_pip_282_issue_1_over_a_change_of_owner(options: dict[str, Any], order: tuple[str, ...]) -> None:
-    """Who joined recently, and up to where, nobody knows any more: what c1 brought keeps its key all the same."""
+    """The new owner does not know who joined recently, nor where. c1's messages keep their key all the same."""
     flow = Driver(ledger=1, entry=6, **options)
     holding = {"c1": at("1:6"), "c2": at("1:9", "1:10", "1:11"), "c3": at()}
     for name in order:

@@ -422,7 +422,7 @@ def test_exclusive_takes_one_and_failover_the_first_by_priority() -> None:
 
 @given(st.permutations(range(5)), st.integers(0, 20))
 def test_failover_divides_partitions_by_name_within_a_level(order: list[int], partition: int) -> None:
-    """As in Pulsar, whoever came first; those of other levels wait."""
+    """As in Pulsar, the order of joining does not matter. Consumers of other levels wait."""
     names, priorities = ["b", "e", "a", "d", "c"], [1, 1, 1, 2, 2]
     line = SingleActive(exclusive=False, partition=partition)
     assert line.owners()[7] == NO_SLOT

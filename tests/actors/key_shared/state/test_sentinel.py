@@ -152,7 +152,7 @@ def test_check_finds_every_count_that_is_off(what: str) -> None:
         flow.dispatch.check()
 
 
-def test_what_was_checked_is_counted_beside_what_was_wrong() -> None:
+def test_checks_are_counted_beside_violations() -> None:
     dispatch = KeySharedDispatcher(SubscriptionSettings())
     consumer = dispatch.join("c", now=0)
     dispatch.grant(consumer, 10_000)
