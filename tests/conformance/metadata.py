@@ -1,4 +1,4 @@
-"""What every metadata store must do. A test class derives from `MetadataKit` and `MetadataRaces`
+"""The contract of every metadata store. A test class derives from `MetadataKit` and `MetadataRaces`
 and gives them a `maker` fixture.
 
 maker() opens the store under test; each call gives another handle on the same content, as another process would have.
@@ -171,7 +171,7 @@ class MetadataRaces:
     race_rounds = 15
     increments = 12
 
-    def test_of_racing_writers_exactly_one_wins_each_number(self, maker: Maker) -> None:
+    def test_exactly_one_racing_writer_wins_each_number(self, maker: Maker) -> None:
         stores = [maker() for _ in range(RACERS)]
         with ThreadPoolExecutor(RACERS) as threads:
             for number in range(1, self.race_rounds + 1):

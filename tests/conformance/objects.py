@@ -1,4 +1,4 @@
-"""What every object store must do. A test class derives from `ObjectStoreKit` and
+"""The contract of every object store. A test class derives from `ObjectStoreKit` and
 `ObjectStoreRaces` and gives them a `maker` fixture.
 
 maker() opens the store under test; each call gives another handle on the same content, as another process would have.
@@ -82,7 +82,7 @@ class ObjectStoreKit:
         with pytest.raises(Invalid):
             store.get("range", start, length)
 
-    def test_what_is_missing_is_not_found_and_deleting_it_is_fine(self, store: ObjectStore) -> None:
+    def test_missing_object_is_not_found_and_can_be_deleted(self, store: ObjectStore) -> None:
         for start, length in ((0, None), (3, 4), (0, 0)):
             with pytest.raises(NotFound):
                 store.get("nothing/here", start, length)
@@ -160,7 +160,7 @@ class ObjectStoreRaces:
 
     race_rounds = 20
 
-    def test_of_racing_writers_exactly_one_wins(self, maker: Maker) -> None:
+    def test_exactly_one_racing_writer_wins(self, maker: Maker) -> None:
         stores = [maker() for _ in range(RACERS)]
         with ThreadPoolExecutor(RACERS) as threads:
             for turn in range(self.race_rounds):

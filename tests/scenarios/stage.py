@@ -75,23 +75,23 @@ NAMES = "registry/registry"
 
 
 class Names(Actor):
-    """Where everybody is: answers the directory's questions with the newest owner."""
+    """A directory that answers with the newest owner of each role."""
 
     def __init__(self, ports: Ports, stage: Stage) -> None:
         super().__init__(ports)
         self._stage = stage
 
     async def on_locate_topic(self, request: LocateTopic) -> Located:
-        """The newest owner of the topic."""
+        """Return the newest owner of the topic."""
         settings = msgspec.json.encode(self._stage.topic_settings).decode()
         return Located(addresses=[self._stage.address("topic")], settings=settings)
 
     async def on_suspect(self, request: object) -> Reply:
-        """Noted; the script decides what becomes of it."""
+        """Take note. The script decides what becomes of the suspect."""
         return Located(addresses=[])
 
     async def on_list_bookies(self, request: object) -> BookieList:
-        """All bookies, by name."""
+        """Return all bookies, by name."""
         names = self._stage.bookies
         return BookieList(ids=names, addresses=[self._stage.address(name) for name in names])
 
@@ -122,7 +122,7 @@ class Stage:
         return "\n".join(self.transcript) + "\n"
 
     def address(self, role: str) -> Address:
-        """Where somebody is now; of several owners the newest."""
+        """Return the role's address; if it has several owners, the newest one's."""
         return self.world.process(self._process(role)).address
 
     async def _play(self, lines: list[str]) -> None:

@@ -107,7 +107,7 @@ class Client:
         return [message.key for message in self.got]
 
     def held(self) -> list[Message]:
-        """What came, is not done, and may be its own still."""
+        """Return the messages that came, are not done, and may still belong to this client."""
         if self.gone or any(part.lease_over() for part in self.parts):
             return []
         return [message for message in self.got if not message.done and not message.part.revoked]
@@ -203,7 +203,7 @@ class Broker:
             self._producers.append(producer)
 
     async def ask(self, request: Request[R], partition: int = 0, subscription: str = SUBSCRIPTION) -> R:
-        """What the dispatcher answers, or the one that came after it."""
+        """Return the answer of the dispatcher, or of its successor."""
         for _ in range(5):
             address = await self.address(partition, subscription)
             reply = await self.ports.net.call(address, request, 5_000)
@@ -217,7 +217,7 @@ class Broker:
         return self.settings
 
     async def address(self, partition: int = 0, subscription: str = SUBSCRIPTION) -> Address:
-        """Where the dispatcher is; of another subscription, whatever settings those who made it asked for."""
+        """Return the dispatcher's address. Another subscription's is found whatever settings its creator asked for."""
         find = self.directory.dispatcher if subscription == SUBSCRIPTION else self.directory.dispatcher_again
         return await find(TOPIC, partition, subscription, self.settings_of(subscription))
 
