@@ -43,9 +43,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What imports and collected tests made stays to the end: the collector of cycles need not look at it every time.
+    """Freeze the objects that imports and collected tests made, so that the cycle collector skips them.
 
-    Of tests that make much in the simulated world this takes a tenth of the time.
+    This saves a tenth of the processor time of tests in the simulated world.
     """
     gc.collect()
     gc.freeze()

@@ -34,7 +34,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def minio_binary() -> str | None:
-    """Where MinIO is, or None."""
+    """Return the path of MinIO's binary, or None."""
     named = os.environ.get("SLUICE_MINIO")
     if named:
         return named
@@ -43,7 +43,7 @@ def minio_binary() -> str | None:
 
 
 def ministack_binary() -> str | None:
-    """Where ministack is, or None."""
+    """Return the path of ministack, or None."""
     beside = Path(sys.executable).parent / "ministack"
     return str(beside) if beside.exists() else shutil.which("ministack")
 

@@ -12,7 +12,7 @@ class HandSetClock(RealClock):
         self.wall = wall
 
     def now(self) -> int:
-        """The hand-set time."""
+        """Return the hand-set time."""
         return self.wall
 
 
@@ -23,5 +23,5 @@ class HandMovedClock(RealClock):
         self.passed = 0
 
     def monotonic(self) -> int:
-        """What has passed."""
+        """Return the time that has passed, in ms."""
         return self.passed

@@ -1,12 +1,12 @@
-"""What happens to one machine of three while messages are published and delivered from another one: cut off, or killed.
+"""The scenes in which one machine of three is cut off or killed, while another one publishes and receives messages.
 
     isolate-head        the machine of Ray's head reaches nobody for a while, neither the other machines nor the store
     isolate-controller  the same, with the machine of the controller
     isolate-other       the same, with a machine that has neither of the two
     kill-head           everything that runs on the machine of Ray's head gets SIGKILL, and nobody starts it again
 
-After the last one no command finds the cluster any more. `play` says of each how long keys had to wait: for a
-confirmation after the one before, and for a delivery after its confirmation.
+After the last one no command finds the cluster any more. `play` returns for each scene how long keys had to wait: for
+a confirmation after the one before, and for a delivery after its confirmation.
 """
 
 from __future__ import annotations

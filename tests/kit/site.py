@@ -71,12 +71,12 @@ class Site(NamedTuple):
 
     @property
     def all(self) -> list[Machine]:
-        """Those with Ray."""
+        """The machines with Ray."""
         return [self.first, *self.others]
 
     @property
     def stores(self) -> dict[str, str]:
-        """Where the cluster keeps what, as variables of whoever has to know it."""
+        """The stores of the cluster, as environment variables for its processes."""
         return {
             "SLUICE_METADATA": f"s3://{BUCKET}/metadata",
             "SLUICE_OBJECTS": f"s3://{BUCKET}/objects",
@@ -85,7 +85,7 @@ class Site(NamedTuple):
 
 
 def typed(machine: Machine, line: str) -> str:
-    """What a line prints, and what it says beside that, if a person types it in a shell there."""
+    """Type a line in a shell of the machine. Return all that it prints, on stdout and stderr."""
     return machine.run(["bash", "-c", f"{{ {line}; }} 2>&1"], PATIENCE_S)
 
 
@@ -176,10 +176,10 @@ def steady(site: Site, where: Machine, topic: str) -> Callable[[], dict[str, Any
 def rolled(
     site: Site, topic: str, between: Callable[[Machine], None] = lambda machine: None, *, drains: bool = True
 ) -> dict[str, Any]:
-    """Take the machines beside the head's down and up again, one after the other, as the page says, under load.
+    """Take the machines beside the head's down and up again under load, one at a time, as the page says.
 
-    between: what is done while a machine is down. drains False: nobody moves away before. Returns what the load says
-    (tests.kit.steady_load), and `steps`: when what was done, in seconds of the load.
+    between: what is done while a machine is down. drains False: the machine is not drained before.
+    Returns the result of the load (tests.kit.steady_load), and `steps`: (seconds of the load, what was done).
     """
     (drain,) = site.page.lines("Take a machine down")
     _, node = site.page.lines("Ray on each machine")
