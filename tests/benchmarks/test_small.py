@@ -43,7 +43,7 @@ def test_end_to_end_delivers_everything_in_order() -> None:
 
 @pytest.mark.timeout(900)
 def test_java_clients_receive_everything() -> None:
-    """Where Java and Maven are, and Maven has or gets the client; every message came, or it would have failed."""
+    """The test is skipped without Java, Maven or the client. A message that does not come fails the run."""
     try:
         figures = run("java_clients.py")["rounds"]["gateway"]
     except Missing as error:

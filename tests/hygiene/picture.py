@@ -35,7 +35,7 @@ def rooms() -> list[str]:
 
 
 def arrows() -> Arrows:
-    """(from, to) of each pair of rooms of one floor of which the first one imports the second one."""
+    """Return (from, to) of each pair of rooms on one floor where the first one imports the second one."""
     known = set(rooms())
     found = {
         (here, there)
@@ -48,7 +48,7 @@ def arrows() -> Arrows:
 
 
 def drawn(all_arrows: Arrows) -> Arrows:
-    """Those that do not follow from others. Rooms that use each other keep their arrows, in both directions."""
+    """Return the arrows that do not follow from others. Rooms that use each other keep theirs, in both directions."""
     both = {arrow for arrow in all_arrows if arrow[::-1] in all_arrows}
     one_way = all_arrows - both
     followed = {

@@ -1,7 +1,7 @@
-"""What would make two runs of one seed differ is not written in `storage` and `actors`.
+"""`storage` and `actors` contain nothing that would make two runs of one seed differ.
 
-Checked on the syntax tree: the builtins `hash` and `id`, iteration over sets, clocks and chance by any name, asyncio's
-own timers and tasks. What the tree cannot show (a set that came from elsewhere), the simulator's digest does.
+The syntax tree shows the builtins `hash` and `id`, iteration over sets, clocks and chance by any name, and asyncio's
+own timers and tasks. The simulator's digest shows the rest, such as a set that came from elsewhere.
 """
 
 from __future__ import annotations

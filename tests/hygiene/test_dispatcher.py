@@ -36,7 +36,7 @@ def test_no_part_writes_what_belongs_to_another() -> None:
 
 
 def test_an_actor_has_all_its_attributes_before_it_starts() -> None:
-    """What `start` finds out is an argument of its parts, and they are one attribute that was there before."""
+    """The findings of `start` are arguments of the parts. One attribute, set before, holds the parts."""
     (actor,) = (file for file in PARTS if file.path == "actors/dispatcher/dispatcher.py")
     (kind,) = (node for node in actor.tree.body if isinstance(node, ast.ClassDef) and node.name == "Dispatcher")
     stored: dict[str, set[str]] = {}

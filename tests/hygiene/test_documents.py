@@ -1,4 +1,4 @@
-"""What the documents show can be typed: every command of `./sluice` exists, with these options; so does every file."""
+"""The commands in the documents can be typed: each command and option of `./sluice` exists, and so does each file."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_every_linked_file_exists(name: str) -> None:
 
 
 def test_no_file_holds_two_versions_of_a_passage() -> None:
-    """What a merge could not decide is marked with rows of seven signs."""
+    """Git marks a conflict that a merge could not resolve with rows of seven signs."""
     marks = re.compile(rb"^(?:<{7} .*|={7}|>{7} .*)$", re.MULTILINE)
     assert [name for name in tracked() if marks.search((ROOT / name).read_bytes())] == []
 

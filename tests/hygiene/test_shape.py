@@ -66,7 +66,7 @@ def constructors(module: Module) -> list[tuple[str, int]]:
 
 
 def test_no_constructor_takes_too_much() -> None:
-    """What belongs together is one object: a config, a context, the callbacks."""
+    """Parameters that belong together are one object: a config, a context, the callbacks."""
     found = [(one.path, name, count) for one in modules(*PACKAGES) for name, count in constructors(one)]
     assert len(found) > 100
     assert [one for one in found if one[2] > MOST_CONSTRUCTOR_PARAMETERS] == []
@@ -98,7 +98,7 @@ def test_names_of_tests_are_short() -> None:
     assert long == []
 
 
-def test_what_is_public_is_described() -> None:
+def test_public_names_have_docstrings() -> None:
     silent = [f"{module.path}:{line} {name}" for module in modules(*PACKAGES) for name, line in _undescribed(module)]
     assert silent == []
 
