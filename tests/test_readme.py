@@ -172,7 +172,7 @@ def test_a_copy_of_the_metadata_goes_on(tmp_path: Path) -> None:
 
 
 def typed(commands: str, folder: Path) -> str:
-    """What these lines print if each of them ends well. A cluster that they left running is ended."""
+    """Return the output of these lines, which must all end well. End a cluster that they left running."""
     environ = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     command = ["sh", "-e", "-c", commands]
     try:

@@ -79,7 +79,7 @@ class Checkout:
         return process.returncode, out, err
 
     def installs(self) -> list[str]:
-        """What the made-up uv was told to install, call by call."""
+        """Return the arguments of each install that the made-up uv got, in order."""
         lines = self.calls.read_text().splitlines() if self.calls.exists() else []
         return [line for line in lines if line.startswith("pip ")]
 
@@ -121,8 +121,8 @@ def test_sets_up_once_and_hands_over(checkout: Checkout) -> None:
     assert "--group" not in checkout.installs()[0]
 
 
-def test_what_was_installed_is_compiled_once(checkout: Checkout) -> None:
-    """And if that fails, nothing is lost."""
+def test_installed_packages_are_compiled_once(checkout: Checkout) -> None:
+    """If the compilation fails, nothing is lost."""
     assert checkout.run("x", PYTHONDONTWRITEBYTECODE="1")[0] == 0
     assert checkout.run("x")[0] == 0
     (compiled,) = [line for line in checkout.calls.read_text().splitlines() if line.startswith("-m ")]
@@ -245,7 +245,7 @@ def test_installs_again_when_the_project_changes(checkout: Checkout) -> None:
     assert "--constraint requirements.lock" in checkout.installs()[2]
 
 
-def test_it_goes_without_the_lock_only_where_it_must(checkout: Checkout) -> None:
+def test_install_skips_the_lock_only_where_it_must(checkout: Checkout) -> None:
     (checkout.folder / "requirements.lock").write_text("numpy==2\n")
     code, _, err = checkout.run("x", FAIL="yes")
     assert code == 2
@@ -338,7 +338,7 @@ def test_a_failed_installation_is_one_line_and_exit_2(checkout: Checkout, tools:
     assert checkout.run("x")[0] == 0
 
 
-def test_of_all_that_failed_a_full_disk_is_the_reason(checkout: Checkout, tools: Path) -> None:
+def test_full_disk_is_named_as_the_reason_of_a_failure(checkout: Checkout, tools: Path) -> None:
     _, _, err = checkout.run("x", FAIL="yes", REASON="No space left on device")
     assert "error: No space left on device (everything that was said: " in err.splitlines()[-1]
 
@@ -355,7 +355,7 @@ def test_of_all_that_failed_a_full_disk_is_the_reason(checkout: Checkout, tools:
     ],
     ids=["no python", "python too old", "no venv module"],
 )
-def test_what_is_missing_is_said(checkout: Checkout, tools: Path, python: str | None, said: str) -> None:
+def test_missing_tool_is_named(checkout: Checkout, tools: Path, python: str | None, said: str) -> None:
     (tools / "uv").unlink()
     if python:
         (tools / "python3").write_text(python)
