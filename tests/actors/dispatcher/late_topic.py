@@ -28,8 +28,9 @@ def delay_ends(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 async def begun_and_waiting(broker: Broker, request: Coroutine[object, object, None]) -> Signal:
-    """Begin what asks the topic where it ends. It hears that when the signal is set which is returned, and others hear
-    it at once.
+    """Begin a request that asks the topic for its end, and hold that answer back until the returned signal is set.
+
+    Other requests get the topic's answers at once.
     """
     actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
     assert isinstance(actor, Dispatcher)

@@ -15,7 +15,7 @@ from tests.scenarios.key_shared.broker import Broker, play
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_nothing_goes_out_behind_what_is_not_durably_cancelled(replaced: bool) -> None:
-    """The next owner does not know of it: it would come behind later messages of its key (promise 3)."""
+    """The next owner does not know of it: the message would come behind later ones of its key (promise 3)."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")

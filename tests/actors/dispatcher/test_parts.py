@@ -1,4 +1,4 @@
-"""Which parts a dispatcher has that sends messages and takes acknowledgements, and no more."""
+"""The parts of a dispatcher that only sends messages and takes acknowledgements."""
 
 from __future__ import annotations
 

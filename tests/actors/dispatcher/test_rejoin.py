@@ -1,4 +1,4 @@
-"""Consumers that come back to a new owner: what the topic must tell first, and what was done meanwhile."""
+"""Consumers come back to a new owner, which needs the topic's answer first and knows of messages done meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def new_owner(broker: Broker) -> None:
 
 
 async def holding(broker: Broker) -> tuple[Client, Client]:
-    """c1 has given the first messages of a key back and holds the last; the key belongs to c2 by now."""
+    """Let c1 give back the first messages of a key and hold the last, while the key belongs to c2."""
     first = await broker.join("c1", acking=False)
     for _ in range(4):
         await broker.publish(X)

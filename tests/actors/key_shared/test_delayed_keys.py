@@ -13,7 +13,7 @@ from tests.actors.key_shared.driver import Driver, at
 
 
 def append(flow: Driver, messages: dict[str, tuple[str, bool]]) -> None:
-    """Read forward: name -> (key, delayed and not due)."""
+    """Read messages forward, given as name -> (key, delayed and not due)."""
     flow.dispatch.append(
         at(*messages),
         np.array([masked_hash(key.encode()) for key, _ in messages.values()], np.uint32),
@@ -22,12 +22,12 @@ def append(flow: Driver, messages: dict[str, tuple[str, bool]]) -> None:
 
 
 def due(flow: Driver, name: str, key: str) -> None:
-    """The delayed index brings one message."""
+    """Make one message due, as the delayed index does."""
     flow.dispatch.due(at(name), np.array([masked_hash(key.encode())], np.uint32))
 
 
 def blocking() -> Driver:
-    """1:1 and 1:3 of key a are delayed."""
+    """Return a driver in which 1:1 and 1:3 of key a are delayed."""
     flow = Driver(delay_key_policy="block_key")
     flow.join("c1")
     late = {"1:0": ("a", False), "1:1": ("a", True), "1:2": ("a", False), "1:3": ("a", True), "1:4": ("b", False)}

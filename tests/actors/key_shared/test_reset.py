@@ -1,4 +1,4 @@
-"""Everything is forgotten because the cursor moved: what goes on, and what does not."""
+"""A reset after a move of the cursor forgets messages and consumers, but no number and no total."""
 
 from __future__ import annotations
 

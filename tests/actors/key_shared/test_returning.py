@@ -1,4 +1,4 @@
-"""Consumers that bring messages from before a change of owner: what they claim, and who else gets its keys."""
+"""Consumers return with messages from before a change of owner, claim them, and keep their keys from others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_acknowledged_claim_is_forgotten() -> None:
 
 
 def test_an_unread_claims_key_goes_to_nobody_else() -> None:
-    """A message before it was given back to the earlier owner, and its hash belongs to another consumer by now."""
+    """A message before the claimed one was given back to the earlier owner. Another consumer owns the hash by now."""
     flow = Driver()
     flow.join("c1", holding=at("1:2", "1:3"))
     flow.join("c2")
@@ -75,7 +75,7 @@ def test_a_claim_whose_key_is_elsewhere_by_now_is_not_brought() -> None:
 
 @pytest.mark.parametrize("given_back", [("1:0", "1:1"), ()])
 def test_a_claim_given_back_unread_goes_out_when_it_is_read(given_back: tuple[str, ...]) -> None:
-    """The consumer has let it go: nobody would ever acknowledge it if it were still taken for held."""
+    """The consumer gave the message back. If it still counted as held, no consumer would ever acknowledge it."""
     flow = Driver()
     flow.join("c1", holding=at("1:0", "1:1", "1:2") if given_back else at("1:0", "1:1"))
     assert flow.nack("c1", *given_back, delay=500) == 2

@@ -47,7 +47,7 @@ Path(sys.argv[2]).write_bytes(broken())
 
 
 def record() -> bytes:
-    """Two subscriptions in which keys drain, messages come back, and permits are few."""
+    """Record two subscriptions in which keys drain, messages come back, and permits are few."""
     chunks = []
     for number, nack_order in enumerate(("none", "key")):
         driver = RecordedDriver(nack_order=nack_order)

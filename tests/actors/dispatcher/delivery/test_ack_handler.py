@@ -30,7 +30,7 @@ STEPS = st.one_of(
 
 
 class Owner:
-    """A backlog with everything that was read: runs of four messages of one ledger, held by one consumer."""
+    """An acknowledgement handler whose messages were all read: runs of four, in one ledger, held by one consumer."""
 
     def __init__(self) -> None:
         self.saved = 0

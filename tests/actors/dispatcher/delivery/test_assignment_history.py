@@ -1,4 +1,4 @@
-"""The history of assignments over a change of owner, with a store that loses answers, and within its bounds."""
+"""The history of assignments over a change of owner, within its bounds, and with a store that loses answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Owner:
         return self.core.join(name, now=self.ports.clock.now())
 
     def causes(self) -> list[str]:
-        """Why assignments changed."""
+        """Return the reasons for changes of assignments."""
         return [change["cause"] for change in self.core.assignments()]
 
 

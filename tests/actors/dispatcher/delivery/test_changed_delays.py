@@ -34,7 +34,7 @@ def owner(world: World, epoch: int, cursor: Cursor | None = None) -> ChangedDela
 
 
 async def successor(world: World, epoch: int, before: ChangedDelays, cursor: Cursor | None = None) -> ChangedDelays:
-    """The next owner, with the record as the last one would write it now."""
+    """Return the next owner, which begins with the record that the last one would write now."""
     stored = msgpack.unpackb(msgpack.packb(before.to_record()))
     after = owner(world, epoch, cursor)
     await after.load(stored)

@@ -1,4 +1,4 @@
-"""KS-15: who has a place and does not answer loses it; its messages stay its own as long as its lease may last."""
+"""KS-15: a consumer that does not answer loses its place, but keeps its messages while its lease may last."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LOW, HIGH = (0, 32_767), (32_768, 65_535)
 
 
 def keys_of(first: int, last: int, count: int) -> list[str]:
-    """Keys whose hashes lie in a range of the sticky selector."""
+    """Return keys whose hashes lie in a range of the sticky selector."""
     hashes = reduce_hash(hash_column(pa.array([key.encode() for key in KEYS])), size=65_536, start=0)
     return [key for key, at in zip(KEYS, hashes.tolist(), strict=True) if first <= at <= last][:count]
 
 
 async def join(broker: Broker, name: str, ranges: Sequence[tuple[int, int]] = ()) -> tuple[Client, int]:
-    """A consumer that keeps what it gets, and how long it took to be let in."""
+    """Join a consumer that acknowledges nothing; return it and the ms that joining took."""
     began = broker.world.loop.now
     client = await broker.join(name, ranges=ranges, acking=False)
     return client, broker.world.loop.now - began

@@ -63,7 +63,7 @@ def test_a_message_with_one_of_its_origins_gets_the_other_one() -> None:
 
 
 class _Core:
-    """A core in which nothing is dead; it counts how often that is asked."""
+    """A core without dead messages that counts how often it is asked for them."""
 
     asked = 0
 
@@ -100,7 +100,7 @@ def test_one_move_goes_at_a_time() -> None:
 
 
 def test_a_key_waits_until_its_dead_letter_is_durably_done() -> None:
-    """With `nack_order=key`: the next owner would send it again, behind later messages of its key."""
+    """With `nack_order=key`, the next owner would send the message again, behind later ones of its key."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", queue=1, acking=False, taking=False)

@@ -27,13 +27,16 @@ def dispatcher_of(broker: Broker) -> Dispatcher:
 
 
 async def quietly(asked: Awaitable[object]) -> None:
-    """Ask, whatever is answered."""
+    """Wait for a request, and ignore its error."""
     with contextlib.suppress(SluiceError):
         await asked
 
 
 async def unread(broker: Broker, *refused: str) -> tuple[Client, int]:
-    """A consumer of a new owner, which is refused these; and the position of a message that the earlier one sent."""
+    """Let a new owner take over whose requests of these kinds are refused.
+
+    Return its consumer, and the position of a message that the earlier owner sent.
+    """
     first = await broker.join("c1", acking=False)
     await broker.publish("a", "b")
     await broker.until(lambda: len(first.got) == 2)
@@ -119,7 +122,7 @@ def test_message_done_by_another_consumer_is_not_sent() -> None:
 
 @pytest.mark.parametrize("runs", [[6], [1, 1, 1, 1, 1, 1]])
 def test_nothing_goes_out_behind_what_is_done_and_was_never_sent(runs: list[int]) -> None:
-    """Whether the owner has read it or not. The next one does not know that it is done (promise 3)."""
+    """The owner may have read the message or not. The next owner does not know that it is done (promise 3)."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", queue=1, acking=False, taking=False)

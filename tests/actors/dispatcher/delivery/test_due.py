@@ -1,4 +1,4 @@
-"""When the dispatcher looks at the tracker: at the next due time, not before, and seldom (AD-2, AD-5, BD-4)."""
+"""The dispatcher looks at the tracker at the next due time, not before, and seldom (AD-2, AD-5, BD-4)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Owner:
         await self.world.settle()
 
     async def add(self, entry: int, due: int) -> None:
-        """A delayed message was read."""
+        """Read a delayed message."""
         place = np.array([position(1, entry)], np.int64)
         assert self.tracker.add(place, place.astype(np.uint32), np.array([due]), self.world.now).all()
         self.wakeups.due.set()
@@ -172,7 +172,7 @@ async def test_a_clock_that_was_behind_for_a_while_keeps_nothing(tracker: str, l
 @both
 @simulated
 async def test_a_clock_that_leaps_forward_lets_out_what_is_due_by_it(tracker: str) -> None:
-    """Early by what it leapt at most, and not before somebody looks at it."""
+    """The release is early by the leap at most, and does not come before the next look at the clock."""
     owner = Owner()
     await owner.open(tracker)
     await owner.add(1, 30_000)

@@ -1,4 +1,4 @@
-"""Places are kept for those who come back, and handed over to those who come instead (GR-1 to GR-8)."""
+"""Consumers that come back find their places, and places are handed over to their successors (GR-1 to GR-8)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ KEEPS: dict[str, Any] = {"grace_ms": GRACE_MS, "lease_ms": LEASE_MS}
 
 
 async def owners(broker: Broker) -> dict[str, list[list[int]]]:
-    """The ranges of each attached consumer, by name."""
+    """Return the ranges of each attached consumer, by name."""
     return {name: row["keyHashRangeArrays"] for name, row in (await broker.consumer_stats()).items()}
 
 
 async def three(broker: Broker, **how: Any) -> list[Client]:
-    """Consumers a, b and c."""
+    """Join consumers a, b and c."""
     return [await broker.join(name, **how) for name in "abc"]
 
 
 async def attached(broker: Broker, *names: str) -> dict[str, list[list[int]]]:
-    """The ranges of the consumers once exactly these are attached and nobody else is awaited."""
+    """Wait until exactly these consumers are attached and no other is awaited; return their ranges."""
     for _ in range(600):
         stats = await broker.stats()
         found = {row["consumerName"]: row["keyHashRangeArrays"] for row in stats["consumers"]}
@@ -46,7 +46,7 @@ def crash_dispatcher(broker: Broker) -> None:
 
 
 async def back(broker: Broker, name: str, incarnation: str, **how: Any) -> Client:
-    """A new process that calls its consumer by a name that was there before."""
+    """Start a process that joins with a consumer name used before."""
     return await broker.join(incarnation, called=name, **how)
 
 
@@ -79,10 +79,7 @@ def test_returning_consumer_finds_its_hashes(policy: str, selector: str, end: st
 
 
 def test_a_newcomer_of_its_name_asks_whether_it_lives() -> None:
-    """The successor comes before the crashed consumer's lease is over.
-
-    The crashed consumer keeps its messages until then, but not its hashes.
-    """
+    """The crashed consumer's lease still runs. It keeps its messages until the lease ends, but not its hashes."""
 
     async def scenario(broker: Broker) -> None:
         a, b, c = await three(broker)
@@ -99,7 +96,7 @@ def test_a_newcomer_of_its_name_asks_whether_it_lives() -> None:
 
 @pytest.mark.parametrize("late", ["acknowledgement", "poll"])
 def test_a_late_request_is_no_sign_of_life(late: str) -> None:
-    """The consumer is dead, and what it sent last arrives while its successor has the owner ask for it."""
+    """The consumer is dead. Its last request arrives while the owner asks for it because of its successor."""
 
     async def scenario(broker: Broker) -> None:
         await three(broker)
@@ -209,7 +206,7 @@ def test_consumer_closed_for_good_keeps_no_hashes(settings: dict[str, Any]) -> N
 @pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_new_owner_keeps_what_was_kept(selector: str, policy: str) -> None:
-    """Also for one that was attached when the owner died, and never came back to the next one."""
+    """The place of a consumer that died with the owner, and never came to the next one, is kept as well."""
 
     async def scenario(broker: Broker) -> None:
         _, b, c = await three(broker)
@@ -230,7 +227,7 @@ def test_a_new_owner_keeps_what_was_kept(selector: str, policy: str) -> None:
 
 
 def test_the_grace_begins_when_nobody_may_be_alive() -> None:
-    """A new owner knows b from the record, and b is slow to come back: it had its place all the time."""
+    """A new owner knows b from the record. b comes back late, but had its place all the time."""
 
     async def scenario(broker: Broker) -> None:
         await three(broker)

@@ -66,7 +66,7 @@ class Diary(RuleBasedStateMachine):
         return told[-1] if told else None
 
     def until(self, who: str) -> int:
-        """When its lease is over: counted from its last renewal here, or from the beginning of this owner."""
+        """Return when the lease is over, counted from its last renewal here or from the start of this owner."""
         at = 0
         for entry in self.of(who):
             if entry.what in ("attached", "renewed"):
@@ -169,7 +169,10 @@ class Diary(RuleBasedStateMachine):
 
     @rule(shorter=st.booleans())
     def owner_changes(self, shorter: bool) -> None:
-        """The next owner may have another lease; it waits for each as long as that one may believe."""
+        """Replace the owner. The next one may give other leases.
+
+        The next owner waits for each old lease as long as its holder may trust it.
+        """
         rows = rows_of(self.membership)
         self.lease = LEASE if shorter else OTHER_LEASE
         self.membership = Membership(rows, lease_ms=self.lease)

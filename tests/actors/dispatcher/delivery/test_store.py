@@ -1,4 +1,4 @@
-"""An owner that has nothing to write still learns in time that it was replaced."""
+"""An owner with nothing to write still learns in time that it was replaced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRUST_MS = 800
 
 
 class Owner:
-    """A store of the record `s` in a process of its own, with nothing to save but what it is told."""
+    """A store of the record `s` in a process of its own. The test decides when there is something to save."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -29,7 +29,7 @@ class Owner:
         )
 
     async def begin(self) -> None:
-        """Take the record and keep it."""
+        """Acquire the record and start the store."""
         await self.record.acquire()
         await self.record.save({})
         self.store.start()

@@ -1,4 +1,4 @@
-"""A subscription is deleted by its owner alone, and on all partitions or on none."""
+"""A subscription's owner alone deletes it, on all partitions or on none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORCED = DeleteSubscription(force=True)
 
 
 async def owner(broker: Broker, partition: int = 0) -> Dispatcher:
-    """The actor itself."""
+    """Return the dispatcher itself."""
     process = broker.world.at(await broker.address(partition))
     assert process is not None
     assert isinstance(process.actor, Dispatcher)
@@ -38,7 +38,7 @@ async def owner(broker: Broker, partition: int = 0) -> Dispatcher:
 
 
 async def replace(broker: Broker, actor: Dispatcher) -> None:
-    """A newer owner writes the record, and this one is not told."""
+    """Let a newer owner write the record without a word to this one."""
     newer = FencedRecord(broker.world.client("newer"), actor.identity.key)
     value = await newer.acquire()
     assert value is not None
@@ -46,13 +46,13 @@ async def replace(broker: Broker, actor: Dispatcher) -> None:
 
 
 async def recorded(broker: Broker) -> list[bool]:
-    """By partition, whether the subscription has a record there."""
+    """Return for each partition whether the subscription has a record there."""
     keys = [f"subscription/{TOPIC}/{partition}/{SUBSCRIPTION}" for partition in range(broker.partitions)]
     return [await broker.ports.meta.read(key) is not None for key in keys]
 
 
 async def marks(broker: Broker) -> dict[str, int]:
-    """How far the topic knows each of its subscriptions to be, in its record."""
+    """Return each subscription's progress, by the topic's record."""
     record = await broker.ports.meta.read(record_key(TOPIC, 0))
     assert record is not None
     return unpack_record(record.value).subscriptions
@@ -151,7 +151,7 @@ def test_attach_is_refused_during_a_deletion() -> None:
 
 
 async def attach(broker: Broker, partition: int, name: str) -> Attached:
-    """A consumer that comes. Raises what the owner refuses it with."""
+    """Attach a consumer. Raises the owner's refusal."""
     reply = await broker.ports.net.call(
         await broker.address(partition), Attach(consumer=name, incarnation=name), 10_000
     )
@@ -160,7 +160,7 @@ async def attach(broker: Broker, partition: int, name: str) -> Attached:
 
 
 async def ask(broker: Broker, request: Any) -> None:
-    """A request to the controller that must be answered."""
+    """Send a request to the controller that must be answered."""
     assert not isinstance(await broker.ports.net.call(CONTROLLER, request, 60_000), Unknown)
 
 
@@ -211,7 +211,7 @@ def test_a_durable_one_is_never_unused() -> None:
 
 
 def test_one_that_is_made_again_is_heard_by_its_topic() -> None:
-    """The topic ignores what earlier subscriptions of the name still say, and nothing of what this one says."""
+    """The topic ignores late reports of earlier subscriptions of the name, but none of the new one's."""
 
     async def scenario(broker: Broker) -> None:
         first = await owner(broker)

@@ -16,19 +16,19 @@ LEASE_MS = 3_000
 
 
 async def explained(broker: Broker, key: str) -> dict[str, Any]:
-    """Why the messages of a key wait."""
+    """Return why the messages of a key wait."""
     return await asked(broker, Explain(key=key.encode()))
 
 
 async def asked(broker: Broker, question: Explain) -> dict[str, Any]:
-    """The answer to a question."""
+    """Return the answer to a question."""
     told = await broker.ask(question)
     found: dict[str, Any] = shown(told)
     return found
 
 
 def dispatcher(broker: Broker) -> Dispatcher:
-    """The one of the first partition."""
+    """Return the dispatcher of the first partition."""
     actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
     assert isinstance(actor, Dispatcher)
     return actor
@@ -60,7 +60,7 @@ def test_explain_tells_when_the_lease_of_a_frozen_holder_ends() -> None:
 
 
 def test_explain_tells_a_hanging_application_from_a_frozen_one() -> None:
-    """The process of the one is heard again and again, and its lease never ends."""
+    """The process of a hanging application still polls, so its lease never ends."""
 
     async def scenario(broker: Broker) -> None:
         hangs = await broker.join("hangs", acking=False, taking=False)
@@ -217,7 +217,7 @@ def test_a_key_with_delayed_messages_alone_is_explained() -> None:
 
 
 def test_a_key_whose_messages_were_not_read_waits_for_a_consumer() -> None:
-    """There was nothing to deliver, and a publish would help, although two messages of it waited."""
+    """The answer once was that there was nothing to deliver and a publish would help, although two messages waited."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
@@ -252,7 +252,7 @@ def test_a_message_that_is_not_there_waits_for_nothing() -> None:
 
 
 def test_a_new_owners_backlog_begins_behind_what_was_trimmed() -> None:
-    """All of the ledger that its record names is done and gone, and no consumer lets it read."""
+    """The ledger in the owner's record is done and trimmed, and without a consumer the owner does not read."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")

@@ -17,7 +17,7 @@ PARKS: dict[str, Any] = {"dead_letter_policy": "park", "nack_order": "key", "max
 
 
 async def failed(broker: Broker, client: Client) -> None:
-    """The first message of a key fails for good, and a second one waits behind it."""
+    """Let the first message of a key fail for good, with a second one waiting behind it."""
     await broker.publish("k", "k")
     await broker.until(lambda: len(client.got) == 1)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Explanations: every gate gives its reason, what would lift it, and lifting it does deliver the message."""
+"""Every gate's explanation gives its reason and its remedy, and the remedy does deliver the message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X, Y = MOVED[:2]
 
 
 def draining() -> Driver:
-    """c1 holds 1:0 and 1:1 of X, c2 owns X now, 1:2 and 1:3 wait."""
+    """Let c1 hold 1:0 and 1:1 of X, which c2 owns now, while 1:2 and 1:3 wait."""
     flow = Driver()
     flow.join("c1")
     flow.send(X, X)

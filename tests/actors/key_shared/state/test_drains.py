@@ -14,7 +14,7 @@ X, Y = keys_by_owners(("c1",), ("c2",))["c1", "c2"][:2]
 
 
 def drained() -> Driver:
-    """c1 held two hashes that c2 owns; X blocked two messages' passes and ended after 70 ms, Y after 30 ms."""
+    """Let c1 drain two hashes that c2 owns: X after 70 ms and two messages that it held back, Y after 30 ms."""
     flow = Driver()
     flow.join("c1")
     flow.send(X, Y)
@@ -69,7 +69,7 @@ HOUR = 3_600_000
 
 
 def waits_for_an_hour() -> tuple[Driver, int]:
-    """c1 held a hash that c2 owns, and for an hour nothing happened; the number of c1."""
+    """Let c1 hold a hash that c2 owns for an hour in which nothing happens. Return also the number of c1."""
     flow = Driver()
     flow.join("c1")
     flow.send(X)
@@ -80,7 +80,7 @@ def waits_for_an_hour() -> tuple[Driver, int]:
 
 
 def longest(flow: Driver) -> int:
-    """How long c1's hashes drained at most, ms."""
+    """Return the longest drain of c1's hashes, in ms."""
     longest: int = flow.dispatch.stats(0)["drainingHashesByConsumer"]["c1"]["millisMax"]
     return longest
 

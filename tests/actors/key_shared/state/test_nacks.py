@@ -16,7 +16,7 @@ X, Y = keys_by_owners(("c1",), ("c2",))["c1", "c2"][:2]
 
 
 def next_owner(flow: Driver, after: int = 0, **settings: Any) -> Driver:
-    """A new owner, that knows what the record says and has read nothing."""
+    """Return a new owner that has its predecessor's record and has read nothing."""
     new = Driver(**settings)
     new.now = flow.now + after
     new.dispatch.remember(decode(flow.dispatch.redeliveries()), new.now)
@@ -24,7 +24,7 @@ def next_owner(flow: Driver, after: int = 0, **settings: Any) -> Driver:
 
 
 def counts(flow: Driver) -> dict[int, int]:
-    """Route once: entry and redelivery count of what goes out."""
+    """Route once. Return the redelivery count of each entry that goes out."""
     got: dict[int, int] = {}
     for part in flow.dispatch.route(flow.now):
         again = part.redeliveries if len(part.redeliveries) else np.zeros(len(part.positions), np.uint8)
@@ -94,7 +94,7 @@ def test_given_back_before_it_is_read_again_counts_and_waits() -> None:
 
 @pytest.mark.parametrize("read", [False, True])
 def test_said_again_it_counts_once(read: bool) -> None:
-    """The owner before may have kept it, or not."""
+    """The owner before may have recorded the nack, or not."""
     flow = Driver()
     flow.join("c1")
     flow.send(X)
@@ -126,7 +126,7 @@ def test_said_again_it_leaves_what_is_elsewhere_or_done() -> None:
 
 
 def test_an_earlier_delay_does_not_end_a_later_one() -> None:
-    """Given back for long, brought back by a consumer that holds it, and given back for longer."""
+    """The message is given back for long, brought back by a consumer that holds it, and given back for longer."""
     flow = Driver()
     flow.join("c1")
     flow.send(X)

@@ -1,4 +1,4 @@
-"""Parked and blocked keys in the decision core: what is held, what goes on, and what comes back in which order."""
+"""Parked and blocked keys in the decision core: held messages, free ones, and the order in which they return."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.actors.key_shared.driver import Driver, at
 
 
 def parking(policy: str = "park", **settings: Any) -> Driver:
-    """One consumer `a`; a message fails when it is given back for the second time."""
+    """Return a driver with one consumer `a`; a message fails when it is given back for the second time."""
     driver = Driver(nack_order="key", max_redeliver_count=1, dead_letter_policy=policy, **settings)
     driver.join("a")
     return driver
@@ -32,7 +32,7 @@ def asked_back(driver: Driver) -> list[str]:
 
 
 def look(driver: Driver, size: int = 10) -> None:
-    """Read the keys of what failed, and of what lies behind it, as the owner does."""
+    """Read the keys of failed messages and of those behind them, as the owner does."""
     parked = driver.dispatch.parking
     while parked.waits_for_reading:
         for positions, tell in ((parked.failed(2), True), (parked.unknown(2), False)):
@@ -46,7 +46,7 @@ def look(driver: Driver, size: int = 10) -> None:
 
 
 def fail(driver: Driver, message: str) -> None:
-    """Give it back until it has failed, and everything that was asked back with it; then look at it."""
+    """Give a message back until it has failed, with every message that is asked back. Then look at it."""
     for _ in range(2):
         driver.nack("a", message)
         driver.nack("a", *(asked_back(driver) or ["99:9"]), counted=False)
@@ -55,14 +55,13 @@ def fail(driver: Driver, message: str) -> None:
 
 
 def redrive(driver: Driver, key: str) -> None:
-    """Let a key go."""
     found = driver.dispatch.parking.find(key.encode())
     assert found is not None
     driver.dispatch.parking.redrive([found.number])
 
 
 def stats(driver: Driver) -> dict[str, int]:
-    """Statistics of the subscription."""
+    """Return the statistics of the subscription."""
     return driver.dispatch.stats(driver.now)
 
 
@@ -227,7 +226,7 @@ def test_failed_key_without_a_free_entry_blocks_its_hash(monkeypatch: pytest.Mon
 
 
 def taken_over(driver: Driver) -> Driver:
-    """The next owner, who knows the record."""
+    """Return the next owner, which has its predecessor's record."""
     new = parking()
     new.dispatch = KeySharedDispatcher(driver.dispatch._core.settings)
     new.dispatch.parking.load(driver.dispatch.parking.record())
@@ -266,7 +265,10 @@ def test_messages_unread_by_the_next_owner_are_not_counted() -> None:
 
 
 def parked_with_a_later_message_held() -> Driver:
-    """The next owner of a subscription whose key is parked; `c`, which comes back, holds a later message of the key."""
+    """Return the next owner of a subscription with a parked key.
+
+    A consumer `c` returns to it with a later message of the key.
+    """
     driver = parking()
     driver.send("k", "k", "k")
     fail(driver, "1:0")

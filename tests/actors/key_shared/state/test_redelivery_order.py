@@ -1,4 +1,4 @@
-"""The sentinel's books of the stronger promise agree with a bag that is kept one by one."""
+"""The sentinel's records of the stronger promise agree with a bag that is kept message by message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ordered negative acknowledgement: what comes back goes out again before later messages of its key."""
+"""With ordered negative acknowledgement, messages that come back go out before later ones of their key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.actors.key_shared.driver import Driver, at
 
 
 def ordered() -> Driver:
-    """One consumer `a` of a subscription with the option on."""
+    """Return a driver with the option on and one consumer `a`."""
     driver = Driver(nack_order="key")
     driver.join("a")
     return driver

@@ -1,4 +1,4 @@
-"""The window finds its rows again, whatever has left from among them, and keeps its size in bounds."""
+"""The window finds its rows among any that have left, and its size stays within bounds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.actors.key_shared.driver import ints
 
 
 def add(window: Window, positions: np.ndarray, state: int = FRESH) -> None:
-    """Rows whose hash tells their position."""
+    """Add rows whose hash follows from their position."""
     window.add(positions, positions.astype(np.uint32), positions.astype(np.uint16), state, 0, 0)
 
 
 def drop(window: Window, positions: np.ndarray) -> None:
-    """Rows leave."""
+    """Drop rows."""
     rows = window.find(positions)
     window.move(rows, len(rows), FRESH, DONE)
     window.trim()
