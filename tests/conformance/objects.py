@@ -40,19 +40,19 @@ BAD_NAMES += ["a+b", "a\\b", "x" * 201, "a/" * 350 + "a", "a:b", "~", "*"]
 
 
 class ObjectStoreKit:
-    """Derive, and define a fixture `maker`."""
+    """The tests of the contract. A test class derives from it and defines a fixture `maker`."""
 
     many = 1_050
     """More names than one page of an S3 list holds."""
 
     @pytest.fixture
     def maker(self) -> Maker:
-        """Overridden by each store's test class."""
+        """The maker of handles. Each store's test class overrides it."""
         raise NotImplementedError
 
     @pytest.fixture
     def store(self, maker: Maker) -> ObjectStore:
-        """One handle."""
+        """One handle on the store."""
         return maker()
 
     def test_an_object_is_created_once_and_never_changed(self, maker: Maker) -> None:
@@ -156,7 +156,7 @@ class ObjectStoreKit:
 
 
 class ObjectStoreRaces:
-    """The part of the kit that needs threads; for every store that is more than a stand-in."""
+    """The part of the kit that needs threads, for every store that is more than a stand-in."""
 
     race_rounds = 20
 

@@ -97,7 +97,7 @@ class Names(Actor):
 
 
 class Stage:
-    """Plays one script; `transcript` is the script with what was said."""
+    """A stage for one script. transcript: the script with the exchange that followed each command."""
 
     def __init__(self) -> None:
         self.world = World(1, shuffle=False)
@@ -117,7 +117,7 @@ class Stage:
         self._sessions: dict[Address, int] = {}
 
     def play(self, script: str) -> str:
-        """Run every command of a script and write down what was said."""
+        """Run every command of a script. Return the transcript."""
         self.world.play(lambda world: self._play(script.splitlines()))
         return "\n".join(self.transcript) + "\n"
 
