@@ -6,7 +6,7 @@ from sluice.cluster.base.real import RealClock
 
 
 class HandSetClock(RealClock):
-    """Real pauses; the wall clock is set by hand."""
+    """A clock with real pauses whose wall time is set by hand."""
 
     def __init__(self, wall: int = 0) -> None:
         self.wall = wall
@@ -17,7 +17,7 @@ class HandSetClock(RealClock):
 
 
 class HandMovedClock(RealClock):
-    """Real pauses; all other time passes by hand."""
+    """A clock with real pauses whose other time passes by hand."""
 
     def __init__(self) -> None:
         self.passed = 0
