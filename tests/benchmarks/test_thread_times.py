@@ -1,4 +1,4 @@
-"""The table of threads names who took the time of a message."""
+"""The table of threads shows which thread took the time of a message."""
 
 from __future__ import annotations
 

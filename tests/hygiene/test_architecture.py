@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md names what exists, and its promises about how little must be opened are kept."""
+"""ARCHITECTURE.md names files that exist. Its promises about how few files a change must open are kept."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_frequent_changes_have_one_place(what: str, most: int) -> None:
 
 
 def test_a_selector_is_named_where_the_map_says() -> None:
-    """The words themselves stand in those files; elsewhere only where a selector is told from the others."""
+    """The selectors' names stand in those files. Other files name one only to distinguish it from the others."""
     users = {module.path for module in modules("actors") if "auto_split" in _texts(module.tree)}
     assert users == {"actors/key_shared/state/selectors.py", "actors/messages/settings.py"}
 
@@ -100,7 +100,7 @@ def test_only_the_doors_of_a_process_know_the_carrier() -> None:
 
 
 def test_the_core_knows_nothing_of_the_gateway() -> None:
-    """Pulsar's protocol is an edge: topics, dispatchers, bookies and what operators set are the same without it."""
+    """Pulsar's protocol is an edge: topics, dispatchers, bookies and operators' settings are the same without it."""
     core = [module for module in modules("actors", "storage") if not module.path.startswith("actors/pulsar/")]
     wrong = {(module.path, name) for module in core for name, _ in module.imports() if name.startswith("actors.pulsar")}
     assert sorted(wrong) == []

@@ -1,4 +1,4 @@
-"""The parts of a dispatcher have walls: none knows the actor, and none writes what belongs to another."""
+"""The parts of a dispatcher have walls: none knows the actor, and none writes the attributes of another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = [file for file in modules("actors") if file.path.startswith("actors/disp
 
 
 def knows_the_actor(file: Module) -> list[int]:
-    """Lines that import the actor's module or its package's entry, also for type checking only."""
+    """Return the lines that import the actor's module or its package's entry, also for type checking only."""
     entry = ("actors.dispatcher.Dispatcher", "actors.dispatcher")
     return [line for name, line in file.imports() if name in entry or f"{name}.".startswith(f"{ACTOR}.")]
 

@@ -1,4 +1,4 @@
-"""How a position is packed is known in one file; everybody else asks it for the ledger and the entry."""
+"""One file knows how a position is packed. All others ask it for the ledger and the entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and functions stay small, every module says what it is, and tests lie where one looks for them."""
+"""Files and functions stay small, every module says what it is, and each test lies where a reader looks for it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_no_function_is_too_long() -> None:
 
 
 def constructors(module: Module) -> list[tuple[str, int]]:
-    """Each class of a file that has a constructor of its own, with how many parameters that takes besides `self`."""
+    """Return each class of a file with a constructor, and the constructor's number of parameters besides `self`."""
     return [
         (
             kind.name,
@@ -88,7 +88,7 @@ def test_every_module_says_what_it_is() -> None:
 
 
 def test_names_of_tests_are_short() -> None:
-    """A name that needs more is two tests, or tells its story in the docstring."""
+    """A longer name belongs to two tests, or its story to the docstring."""
     long = [
         f"{module.path}:{node.lineno} {node.name} has {len(node.name)} letters"
         for module in modules("tests")
@@ -109,7 +109,7 @@ def test_every_folder_of_python_is_a_package() -> None:
 
 
 def test_tests_mirror_the_code() -> None:
-    """tests/a/b/test_x.py tests the folder a/b; what is in it may be finer than the files."""
+    """tests/a/b/test_x.py tests the folder a/b. Its test files may be finer than the files there."""
     lost = [
         name
         for name in tracked()
@@ -136,7 +136,7 @@ def _docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def _undescribed(module: Module) -> list[tuple[str, int]]:
-    """Public classes without a docstring. No test knows which functions need one."""
+    """Return public classes without a docstring. No test knows which functions need one."""
     found: list[tuple[str, int]] = []
     scopes: list[ast.Module | ast.ClassDef] = [module.tree]
     while scopes:
