@@ -1,4 +1,4 @@
-"""The programs in examples/ run as they stand, and do what they say."""
+"""The programs in examples/ run as they stand, and print what they promise."""
 
 from __future__ import annotations
 
