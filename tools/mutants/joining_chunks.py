@@ -89,7 +89,7 @@ JOINING_CHUNKS: list[Mutant] = [
         old='        if row["msgBacklog"] > row["unackedMessages"] or',
         new="        if",
         world=WORLD,
-        seed=0,
+        seed=21,
     ),
     Mutant(
         name="chunks that are stored late are confirmed",
