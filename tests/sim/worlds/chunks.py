@@ -54,9 +54,8 @@ class Habits:
     chunks_ms: int
 
     @classmethod
-    def draw(cls, seed: int) -> Habits:
+    def draw(cls, rng: random.Random, seed: int) -> Habits:
         """Some habits."""
-        rng = random.Random(f"chunks/{seed}")
         return cls(
             rng.choice((1, 2)),
             "key" if rng.random() < 0.5 else "none",
@@ -101,6 +100,10 @@ class Gallery:
     def missing(self) -> list[tuple[str, str, int]]:
         """Confirmed messages that never came."""
         return sorted(name for name in self.confirmed if name[2] not in self.received[name[:2]])
+
+
+def _chance(world: World) -> random.Random:
+    return random.Random(f"chunks/{world.seed}")
 
 
 class Program:
@@ -216,8 +219,8 @@ class ChunksCourse(Course):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._rng = random.Random(f"troubles/{self.world.seed}")
-        self.habits = Habits.draw(self.world.seed)
+        self._rng = _chance(self.world)
+        self.habits = Habits.draw(self._rng, self.world.seed)
         self.gallery = Gallery()
         self.world.record("gallery", str(self.habits))
         self._senders: list[Sender] = []
@@ -316,7 +319,7 @@ class ChunksWorld(BrokerWorld):
     def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
         """Play a run."""
         singly = random.Random(f"runs/{world.seed}").random() < 0.5
-        chunks_ms = Habits.draw(world.seed).chunks_ms
+        chunks_ms = Habits.draw(_chance(world), world.seed).chunks_ms
         with (
             patch.object(chunked, "CHUNK_BYTES", CHUNK_BYTES),
             patch.object(producer_core, "MAX_MESSAGE_BYTES", CHUNK_BYTES),
