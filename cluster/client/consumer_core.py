@@ -38,6 +38,7 @@ from sluice.cluster.client.receiver_queue import ReceiverQueue
 from sluice.cluster.client.typed_values import TypedValues
 from sluice.cluster.typed.variables import V
 from sluice.storage.errors import Fenced, Invalid, NotFound, SluiceError
+from sluice.storage.format.batch import LAST_TIME
 from sluice.storage.format.position import ascending
 
 Rows = npt.NDArray[np.int64]
@@ -444,7 +445,7 @@ def _sought(to: MessageId | int) -> tuple[dict[str, Any], int | None]:
         if to in (MessageId.earliest, MessageId.latest):
             return {"message_id": "earliest" if to == MessageId.earliest else "latest"}, None
         return {"message_id": f"{to.ledger_id()}:{to.entry_id()}"}, to.partition_index
-    if isinstance(to, int) and not isinstance(to, bool):
+    if isinstance(to, int) and not isinstance(to, bool) and 0 <= to <= LAST_TIME:
         return {"time": to}, None
     raise Invalid(f"seek to a MessageId, or to a time in ms since 1970, not {to!r}")
 

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.actors.consumer.chunks import MOST_BYTES
+from sluice.actors.consumer.chunks import CHUNKS_MS, MOST_BYTES
 from sluice.actors.messages import DELAY_ID
 from sluice.actors.ports import Ports
 from sluice.actors.producer.batches import Outgoing, cut, split
@@ -206,6 +206,9 @@ class ProducerCore(OfThisProcess, Generic[S]):
             except BaseException:
                 self._give_room(len(pieces), len(payload))
                 raise
+            if len(pieces) > 1:
+                last = container.count - 1
+                gathered.receipt.until = {**gathered.receipt.until, last: self._ports.clock.monotonic() + CHUNKS_MS}
             self._pending_bytes += container.size - before - len(payload)
             self._row += len(pieces)
             if container.count >= self._batching.max_messages or container.size >= self._batching.max_bytes:
@@ -417,7 +420,7 @@ class ProducerCore(OfThisProcess, Generic[S]):
         callbacks: dict[int, SendCallback],
     ) -> None:
         """Tell the outcome of some messages to their receipt and to their callbacks."""
-        receipt.settle(rows, first, error)
+        receipt.settle(rows, first, error, self._ports.clock.monotonic())
         if receipt.done():
             self._unsettled.pop(receipt, None)
         for row in rows.tolist() if callbacks else ():

@@ -10,6 +10,7 @@ Nothing here says what order means: the broker keeps that, whatever a keeper doe
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -21,6 +22,8 @@ from sluice.cluster.workers.options import WorkersOptions
 from sluice.cluster.workers.places import PlacedWorker, Superseded, WorkerGone, WorkerPlaces
 from sluice.cluster.workers.scaling import Scaling
 from sluice.storage.errors import SluiceError
+
+logger = logging.getLogger("sluice.pool")
 
 LOOK_S = 0.1
 """Between two looks at the workers; one that ends is seen at once."""
@@ -423,6 +426,8 @@ class PoolKeeper:
             self._begin(number, member)
 
     def _wait_longer(self, member: _Member, reason: str) -> None:
+        if reason != member.reason:
+            logger.warning("%s", reason)
         with self._lock:
             member.deaths.add()
             member.reason = reason

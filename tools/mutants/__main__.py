@@ -38,7 +38,7 @@ ELSEWHERE = {
     "history": 300,
     "compaction": 300,
     "erasing": 60,
-    "workers": 300, "machines": 300, "candidates": 300,
+    "workers": 300, "machines": 300, "candidates": 300, "chunks": 60,
 }  # fmt: skip
 """So many seeds of a world are looked through when the recorded one is clean: a minute or two."""
 CLUMSY = ("NameError", "ImportError", "AttributeError", "SyntaxError")

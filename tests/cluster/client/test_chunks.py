@@ -15,9 +15,9 @@ import pytest
 
 import sluice
 from sluice.actors.pulsar.codec import chunked
-from sluice.cluster.client import producer_core
+from sluice.cluster.client import options, producer_core
 from sluice.cluster.client.client import Client
-from sluice.storage.errors import Invalid, SluiceError
+from sluice.storage.errors import Invalid, SluiceError, Unavailable
 from tests.cluster.helpers import PATIENCE_MS, PATIENCE_S
 
 pytestmark = pytest.mark.timeout(120)
@@ -193,6 +193,7 @@ def test_chunks_are_joined_by_pulsars_client(client: Client, theirs: pulsar.Clie
 
 def test_a_message_that_its_producer_left_incomplete_expires(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.create_topic("left")
+    monkeypatch.setattr(options, "CHUNKS_MS", 100)
     send_without_last(client, "left", monkeypatch)
     with subscribe(client, "left", expire_time_of_incomplete_chunked_message_ms=100) as consumer:
         with client.create_producer("left") as producer:
@@ -206,8 +207,9 @@ def test_a_message_that_its_producer_left_incomplete_expires(client: Client, mon
         assert backlog(client, "left") == 0
 
 
-def test_a_seek_into_the_midst_of_chunks_drops_the_rest(client: Client) -> None:
+def test_a_seek_into_the_midst_of_chunks_drops_the_rest(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.create_topic("midst")
+    monkeypatch.setattr(options, "CHUNKS_MS", 100)
     with client.create_producer("midst", chunking_enabled=True) as producer:
         place = producer.send(os.urandom(LARGE))
         last = producer.send(b"last")
@@ -220,6 +222,27 @@ def test_a_seek_into_the_midst_of_chunks_drops_the_rest(client: Client) -> None:
         while backlog(client, "midst") and time.monotonic() < until:
             time.sleep(0.01)
         assert backlog(client, "midst") == 0
+
+
+def test_chunks_that_are_stored_late_are_not_confirmed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.create_topic("late")
+    large, told = os.urandom(LARGE), list[SluiceError | None]()
+    monkeypatch.setattr(producer_core, "CHUNKS_MS", -1)
+    with client.create_producer("late", chunking_enabled=True) as producer:
+        with pytest.raises(Unavailable, match="its outcome is unknown"):
+            producer.send(large)
+        with pytest.raises(Unavailable, match="its outcome is unknown"):
+            producer.send_async(large, lambda error, _: told.append(error)).result(PATIENCE_S)
+        producer.send(b"small")
+    assert [type(error) for error in told] == [Unavailable]
+    with subscribe(client, "late") as consumer:
+        assert [consumer.receive(PATIENCE_MS).data() for _ in range(3)] == [large, large, b"small"]
+
+
+def test_a_consumer_waits_for_chunks_as_long_as_producers_take(client: Client) -> None:
+    client.create_topic("patient")
+    with pytest.raises(Invalid, match="expire_time_of_incomplete_chunked_message_ms is a whole number, 60000 to"):
+        subscribe(client, "patient", expire_time_of_incomplete_chunked_message_ms=59_999)
 
 
 def test_a_shared_subscription_refuses_chunks(client: Client) -> None:
