@@ -222,11 +222,17 @@ class IncompleteMessages:
             decision.back.append((oldest.source, [*oldest.chunks.values()]))
         return decision
 
-    def overdue(self, now: int) -> list[tuple[PartitionConsumer, list[MessageChunk]]]:
-        """Take out what got no chunk for too long: sources, and the chunks of each message."""
+    def late(self, now: int) -> list[PartitionConsumer]:
+        """Return the sources that have messages which got no chunk for too long."""
         self._forget_lost()
-        late = [at for at, one in self._messages.items() if one.since + self._patience <= now]
-        return [(one.source, [*one.chunks.values()]) for one in map(self._messages.pop, late)]
+        return [*dict.fromkeys(one.source for one in self._messages.values() if one.since + self._patience <= now)]
+
+    def overdue(self, source: PartitionConsumer, now: int) -> list[list[MessageChunk]]:
+        """Take out the messages of a source that got no chunk for too long. Return the chunks of each."""
+        self._forget_lost()
+        ready = now - self._patience
+        late = [at for at, one in self._messages.items() if one.source is source and one.since <= ready]
+        return [[*one.chunks.values()] for one in map(self._messages.pop, late)]
 
     def clear(self) -> list[MessageChunk]:
         """Take out everything."""

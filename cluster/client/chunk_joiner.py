@@ -2,7 +2,8 @@
 
 `actors.consumer.chunks` has the rules. An incomplete message that gets no chunk for `chunks_expire_ms` is dropped only
 when the subscription has no message that nobody holds: until then its rest may be among those, for a consumer that is
-paused or full gets nothing either. So it is given back, and comes again.
+paused or full gets nothing either. So it is given back, and comes again. It stays while the consumer has been sent
+messages that have not come: a full queue keeps them waiting, and its rest may be among those.
 """
 
 from __future__ import annotations
@@ -99,20 +100,33 @@ class ChunkJoiner:
 
     def _look(self, clock: Clock) -> None:
         self._looks = False
-        for consumer, chunks in self._incomplete.overdue(clock.monotonic()):
-            self._soon(self._expire(consumer, chunks))
+        for consumer in self._incomplete.late(clock.monotonic()):
+            self._soon(self._expire(consumer))
         self._look_later(clock)
 
-    async def _expire(self, consumer: PartitionConsumer, chunks: Sequence[MessageChunk]) -> None:
+    async def _expire(self, consumer: PartitionConsumer) -> None:
         try:
             row = (await self._client().stats(consumer.topic, self._options.subscription))[consumer.partition]
         except SluiceError:
             row = {"type": "", "msgBacklog": 1, "unackedMessages": 0}
         if row["type"] == "Shared":
             self._end(Invalid(ON_SHARED))
-        if row["msgBacklog"] > row["unackedMessages"]:
-            await _give_back(consumer, chunks, 0)  # at once: nothing of their key goes before them
-            return
+        # No await from here on: a chunk that comes now finds its message.
+        waits = row["msgBacklog"] > row["unackedMessages"]
+        if not waits and self._sent_to(row) > consumer.came():
+            return  # the next look asks again
+        for chunks in self._incomplete.overdue(consumer, consumer.clock.monotonic()):
+            if waits:  # at once: nothing of their key goes before them
+                self._soon(_give_back(consumer, chunks, 0))
+            else:
+                self._drop(consumer, chunks)
+
+    def _sent_to(self, row: dict[str, Any]) -> int:
+        """Return how many messages the subscription has sent to this consumer that are not done."""
+        rows = row.get("consumers", ())
+        return sum(each["unackedMessages"] for each in rows if each["consumerName"] == self._options.name)
+
+    def _drop(self, consumer: PartitionConsumer, chunks: Sequence[MessageChunk]) -> None:
         place = MessageId(consumer.partition, int(chunks[0].positions[0]))
         story = "%s of %s begins a message in chunks that has %d of %d after %d ms: it is dropped"
         logger.warning(story, place, consumer.topic, len(chunks), chunks[0].of.count, self._options.chunks_expire_ms)

@@ -93,7 +93,7 @@ def test_a_chunk_without_its_first_one_is_overdue_in_the_end() -> None:
     consumer = Consumer()
     consumer.take(chunk(b"a", 1, 1), now=1_000)
     assert (consumer.done, consumer.back) == ([], [])
-    assert [len(group) for _, group in consumer.incomplete.overdue(1_100)] == [1]
+    assert [len(group) for group in consumer.incomplete.overdue(SOURCE, 1_100)] == [1]
 
 
 def test_a_chunk_without_its_first_one_takes_no_place() -> None:
@@ -139,8 +139,10 @@ def test_an_incomplete_message_is_overdue_after_its_last_chunk() -> None:
     consumer = Consumer()
     consumer.take(chunk(b"a", 0, 0), now=0)
     consumer.take(chunk(b"a", 1, 1), now=50)
-    assert not consumer.incomplete.overdue(149)
-    assert [len(group) for _, group in consumer.incomplete.overdue(150)] == [2]
+    assert not consumer.incomplete.late(149)
+    assert not consumer.incomplete.overdue(SOURCE, 149)
+    assert consumer.incomplete.late(150) == [SOURCE]
+    assert [len(group) for group in consumer.incomplete.overdue(SOURCE, 150)] == [2]
     assert not consumer.incomplete
 
 
