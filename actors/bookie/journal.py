@@ -125,9 +125,10 @@ class BookieJournal:
                 continue
             self._group = self._take()
             try:
-                await self._write(self._group)
-            except DiskFull as error:
-                await self._survive_full(self._group, str(error))
+                try:
+                    await self._write(self._group)
+                except DiskFull as error:
+                    await self._survive_full(self._group, str(error))
             except DiskFailed as error:
                 self.close(f"the disk failed: {error}")
                 self._on_failed(f"the disk failed: {error}")
@@ -193,7 +194,12 @@ class BookieJournal:
             waiting.done.set_result(record)
 
     async def _survive_full(self, group: list[_Waiting], reason: str) -> None:
+        """Refuse the runs of a group that found no space, and write its control records in place of the reserve."""
         self._on_full()
+        with contextlib.suppress(DiskFull):  # this group was to be the witness of the one before
+            mark = encode_mark(self.segment, self.size, self._salt)
+            await self._disk.append(marks_name(self.segment), [mark], sync=False)
+            self.unsynced_mark = self.segment
         for waiting in group:
             if waiting.record.kind is Kind.RUN:
                 self._refuse(waiting, f"the bookie is read-only: {reason}")
