@@ -28,7 +28,7 @@ from sluice.actors.producer.batches import Outgoing
 from sluice.actors.runtime.asking import ask
 from sluice.actors.runtime.shared_future import SharedFuture
 from sluice.actors.runtime.shared_timers import SharedTimers
-from sluice.storage.errors import SluiceError
+from sluice.storage.errors import Invalid, SluiceError
 from sluice.storage.format.batch import MAX_RUN_MESSAGES, StoredBatch, has_keyed_delay, joined
 from sluice.storage.format.frame import MAX_NAMES_BYTES, MAX_SEGMENTS, Run, make_run
 
@@ -101,6 +101,12 @@ class _Part:
         return last.first_sequence + len(last.rows) - self.count
 
 
+def _publish_apart(parts: list[_Part], outcome: Outcome | None = None) -> None:
+    """Let each producer publish its part by itself. outcome: of the attempt to publish them together."""
+    for part in parts:
+        part.producer.publish_alone(part.group, outcome)
+
+
 class Waves:
     """The waves of a client or a gateway, to all partitions."""
 
@@ -141,7 +147,7 @@ class PartitionWaves:
         self._under_way = bool(self._waiting)
         if self._waiting:
             heads = [producer.head for producer in self._waiting]
-            large = any([head is not None and head.bytes > JOINT_BYTES for head in heads])
+            large = any(head is not None and head.bytes > JOINT_BYTES for head in heads)
             self._rounds.join(self._publish_next, large=large)
 
     def _publish_next(self, turn: Round) -> None:
@@ -196,7 +202,11 @@ class PartitionWaves:
     def _publish(self, parts: list[_Part], over: Over) -> None:
         """Publish the parts of several producers as one run, once."""
         batch = joined([one.batch for part in parts for one in part.group])
-        run = make_run(batch)
+        try:
+            run = make_run(batch)
+        except Invalid:  # the sizes by which they were chosen are estimates
+            over(partial(_publish_apart, parts))
+            return
         request = PublishMany(
             producers=tuple([part.producer.name for part in parts]),
             sessions=tuple([part.producer.session for part in parts]),
@@ -219,8 +229,7 @@ class PartitionWaves:
                     part.producer.go_on()
                     entry += part.count
             else:
-                for part in parts:
-                    part.producer.publish_alone(part.group, outcome if isinstance(outcome, Unknown) else None)
+                _publish_apart(parts, outcome if isinstance(outcome, Unknown) else None)
 
         def answered(outcome: Outcome) -> None:
             over(partial(report, outcome))

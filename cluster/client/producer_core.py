@@ -41,7 +41,7 @@ from sluice.cluster.client.receipts import Receipt, SendCallback, SentMessage, s
 from sluice.cluster.client.settings_input import as_bytes, as_payload, check_callback, check_columns
 from sluice.cluster.typed.variables import S
 from sluice.storage.errors import Fenced, Invalid, SluiceError, Unavailable
-from sluice.storage.format.batch import MAX_MESSAGE_BYTES, StoredBatch, make_batch
+from sluice.storage.format.batch import MAX_MESSAGE_BYTES, StoredBatch, bytes_of, make_batch
 from sluice.storage.format.message_container import MessageContainer
 
 MAX_PENDING_BYTES = 128 * 1024 * 1024
@@ -153,12 +153,13 @@ class ProducerCore(OfThisProcess, Generic[S]):
             if batch.deliver_at is not None:
                 self._check_delay(int(batch.deliver_at.max()), now)
             receipt = Receipt(len(batch), self._loop.check_thread)
-            columns = _Columns(receipt, self._split(batch), data.nbytes)
+            columns = _Columns(receipt, self._split(batch), bytes_of(batch.rows))
         except BaseException:
             with self._room:
                 self._give_room(data.num_rows, data.nbytes)
             raise
         with self._room:
+            self._pending_bytes += columns.size - data.nbytes  # a dictionary takes less than the messages that name it
             self._close_container()
             self._queue.append(columns)
             self._call_loop(self._send_all)
@@ -386,7 +387,8 @@ class ProducerCore(OfThisProcess, Generic[S]):
             first, self._next[partition] = self._next[partition], self._next[partition] + len(batch)
             self._in_flight += 1
             done = self._settler(receipt, len(batch), share, callbacks)
-            self._parts[partition].send(Outgoing(batch, first, rows, done, share, single=single))
+            # The rows of a user's batch may differ much, and the producer chooses by bytes what goes together.
+            self._parts[partition].send(Outgoing(batch, first, rows, done, share if single else None, single=single))
 
     def _settler(
         self, receipt: Receipt, count: int, size: int, callbacks: dict[int, SendCallback]
