@@ -83,7 +83,7 @@ class Bookie(Actor):
             lost=replay.lost,
         )
         self._opened = store
-        self.ports.spawn(store.log.run(), "commit")
+        self.ports.spawn(store.journal.run(), "commit")
         self.ports.spawn(self._keep(), "maintenance")
 
     async def _stay_above(self, store: BookieStore) -> None:
@@ -96,7 +96,7 @@ class Bookie(Actor):
         """Refuse everything from now on."""
         await super().stop(reason)
         if self._opened is not None:
-            self._opened.log.close(reason)
+            self._opened.journal.close(reason)
 
     @property
     def refuses(self) -> str:
@@ -193,7 +193,7 @@ class Bookie(Actor):
         """Check the epoch and queue the run in one step, in which nothing is awaited."""
         store = self.store
         store.ledgers.admit(header.ledger, request.epoch, recovery=request.recovery)
-        return store.log.submit(_record(request, header), [request.head, payload])
+        return store.journal.submit(_record(request, header), [request.head, payload])
 
     def _release(self, key: tuple[int, int]) -> None:
         self._busy.pop(key).set_result(None)
@@ -265,7 +265,7 @@ class Bookie(Actor):
         for ledger in request.ledgers:
             _check_ledger(ledger)
         waits = [
-            self.store.log.submit(Envelope(Kind.DELETE, 0, 0, ledger=ledger), [])
+            self.store.journal.submit(Envelope(Kind.DELETE, 0, 0, ledger=ledger), [])
             for ledger in sorted(request.ledgers)
             if ledger not in self.store.ledgers.deleted
         ]
@@ -277,16 +277,16 @@ class Bookie(Actor):
         return messages.LedgerList(ledgers=self.store.ledgers.ids())
 
     async def on_stats(self, request: messages.Stats) -> messages.Text:
-        store, log = self.store, self.store.log
+        store, journal = self.store, self.store.journal
         stats = {
             "bookie": self.bookie_id,
             "read_only": self._maintenance.read_only if self._maintenance is not None else None,
             "ledgers": len(store.ledgers.states),
             "ledgers_in_limbo": [ledger for ledger in store.ledgers.ids() if store.ledgers.states[ledger].limbo],
-            "journal_groups": log.groups,
-            "journal_bytes": log.written,
+            "journal_groups": journal.groups,
+            "journal_bytes": journal.written,
             "journal_segments": len(store.segments.sizes) + 1,
-            "queued_bytes": log.queued_bytes,
+            "queued_bytes": journal.queued_bytes,
             "index_tables": len(store.index.tables),
             "index_tail": store.index.tail_rows,
             "compacted_bytes": self._maintenance.compacted_bytes if self._maintenance is not None else 0,
@@ -343,7 +343,7 @@ class Bookie(Actor):
             raise Unavailable(f"bookie {self.bookie_id} cannot fence ledger {ledger}: {error}") from error
         state = store.ledgers.admit(ledger, epoch)
         if state.durable_epoch < epoch:
-            await store.log.submit(Envelope(Kind.FENCE, 0, 0, ledger=ledger, epoch=epoch), [])
+            await store.journal.submit(Envelope(Kind.FENCE, 0, 0, ledger=ledger, epoch=epoch), [])
 
     async def _keep(self) -> None:
         while self.stopped is None:
@@ -360,7 +360,7 @@ class Bookie(Actor):
             self.ports.log("bookie_failed", bookie=self.bookie_id, reason=reason)
         self.stopped = self.stopped or reason
         if self._opened is not None:
-            self._opened.log.close(reason)
+            self._opened.journal.close(reason)
 
 
 def _check_ledger(ledger: int, epoch: int = 0) -> None:

@@ -103,7 +103,7 @@ class BookieJournal:
     def submit(self, record: Envelope, body: list[Buffer]) -> SharedFuture[Envelope]:
         """Queue a record; the outcome brings it with its place when it is durable and applied.
 
-        Raises Overloaded when too much waits, Unavailable when the log is closed. Nothing else happens before the
+        Raises Overloaded when too much waits, Unavailable when the journal is closed. Nothing else happens before the
         next `await` of the caller.
         """
         if self._closed is not None:
@@ -117,7 +117,7 @@ class BookieJournal:
         return done
 
     async def run(self) -> None:
-        """Write groups until the log is closed."""
+        """Write groups until the journal is closed."""
         while self._closed is None:
             if not self._queue:
                 self._wake.clear()

@@ -245,11 +245,11 @@ class PartitionProducer:
         self._ports.spawn(self._publish_alone(gathered, outcome), f"publish-{self._config.partition}")
 
     async def _publish_alone(self, gathered: list[Outgoing], outcome: Outcome | None) -> None:
-        turn = await self._rounds.wait()
+        place = await self._rounds.wait()
         try:
             await self._publish_group(gathered, outcome)
         finally:
-            turn.end()
+            place.end()
         self.go_on()
 
     # -- until there is an outcome ------------------------------------------------------------------------------------

@@ -150,11 +150,11 @@ class PartitionWaves:
             large = any(head is not None and head.bytes > JOINT_BYTES for head in heads)
             self._rounds.join(self._publish_next, large=large)
 
-    def _publish_next(self, turn: Round) -> None:
+    def _publish_next(self, begun: Round) -> None:
         while not (parts := self._next()) and self._waiting:
             pass
-        turn.producers += len(parts)
-        over = partial(self._over, turn)
+        begun.producers += len(parts)
+        over = partial(self._end_in, begun)
         if len(parts) == 1:
             parts[0].producer.publish(parts[0].group, over)
         elif parts:
@@ -162,12 +162,12 @@ class PartitionWaves:
         else:
             over(_nothing)
 
-    def _over(self, turn: Round, report: Callable[[], None]) -> None:
+    def _end_in(self, begun: Round, report: Callable[[], None]) -> None:
         def reported() -> None:
             report()
             self._go_on()
 
-        turn.end(reported)
+        begun.end(reported)
 
     def _next(self) -> list[_Part]:
         """Take the parts of the next wave; the producers whose batches do not fit stay for the one after it."""
@@ -301,12 +301,12 @@ class Rounds:
                 self._newest = self._newest if large else made
                 made.start()
 
-    def let_next(self, over: Round | None, free: int) -> None:
-        """Let others begin. over: a round that keeps no other waiting any more. free: so many appends do not count any
-        more.
+    def let_next(self, finished: Round | None, free: int) -> None:
+        """Let others begin. finished: a round for which the next one need not wait. free: appends that no longer count
+        among MOST_APPENDS.
         """
         self._free += free
-        if over is self._newest:
+        if finished is self._newest:
             self._newest = None
         self._begin_soon()
 
@@ -319,13 +319,13 @@ class Returning:
     round waits until as many producers have come as the one before had, or ENOUGH in all, RETURN_MS at most. After a
     wait in which fewer than half of them came, some rounds do not wait: one, two, four, and so on, up to MOST_SKIPPED.
 
-    over: called when the wait ends.
+    on_end: called when the wait ends.
     """
 
-    __slots__ = ("_awaited", "_away", "_clock", "_here", "_over", "_skipped", "_skips", "_timer", "_until")
+    __slots__ = ("_awaited", "_away", "_clock", "_here", "_on_end", "_skipped", "_skips", "_timer", "_until")
 
-    def __init__(self, ports: Ports, over: Callable[[], None]) -> None:
-        self._clock, self._over = ports.clock, over
+    def __init__(self, ports: Ports, on_end: Callable[[], None]) -> None:
+        self._clock, self._on_end = ports.clock, on_end
         self._awaited = self._away = 0
         """How many producers are waited for, and how many of them have not come yet."""
         self._here = 0
@@ -375,7 +375,7 @@ class Returning:
         if self._timer is not None:
             self._timer.cancel()
         self._away, self._timer = 0, None
-        self._over()
+        self._on_end()
 
 
 def _place(waiting: deque[tuple[int, Callable[[Round], None]]]) -> int:

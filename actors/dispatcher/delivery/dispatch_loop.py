@@ -30,7 +30,7 @@ class DispatchLoop:
         self,
         context: SubscriptionContext,
         reader: BacklogReader,
-        backlog: AckHandler,
+        ack_handler: AckHandler,
         leases: Leases,
         on_routed: Callable[[], None],
     ) -> None:
@@ -39,7 +39,7 @@ class DispatchLoop:
         self._core, self._runs, self._sessions = context.core, context.runs, context.sessions
         self._clock = context.redelivery_clock
         self._store, self._wakeups = context.store, context.wakeups
-        self._reader, self._backlog, self._leases = reader, backlog, leases
+        self._reader, self._ack_handler, self._leases = reader, ack_handler, leases
         self._on_routed = on_routed
         self._put_off = False
         """A pass waits until the interval is over."""
@@ -128,7 +128,7 @@ class DispatchLoop:
     def _done(self, session: Session, positions: Positions) -> None:
         """A consumer says that these (ascending) are done."""
         now = self._clock.now()
-        self._backlog.acknowledge(positions, session.number, now)
+        self._ack_handler.acknowledge(positions, session.number, now)
         session.acknowledged(now)
         self._wake_soon()
 
@@ -187,7 +187,7 @@ class DispatchLoop:
             self._route()
         if self._core.room() > 0:
             self._wakeups.read.set()
-        if self._backlog.any_delayed() and self._core.due_room() > 0:
+        if self._ack_handler.any_delayed() and self._core.due_room() > 0:
             self._wakeups.due.set()
         now = self._clock.now()
         wakeup = self._core.wakeup(now)
@@ -224,7 +224,7 @@ class DispatchLoop:
             if session is not None:
                 session.tell(self._core.take_events(number))
                 session.revoke(self._core.take_revoked(number))
-        if self._reader.over and not self._backlog.count(self._reader.end):
+        if self._reader.over and not self._ack_handler.count(self._reader.end):
             for session in self._sessions.all():
                 session.tell_end()
 

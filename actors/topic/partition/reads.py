@@ -208,7 +208,7 @@ class LogReads:
         return [cached if cached is not None else next(loaded) for cached in found]
 
     def _cached(self, ledger: int, run: int, whole: bool) -> CachedRun | None:
-        cached = self._log.tail.get(ledger, run) or self._old.get(ledger, run)
+        cached = self._log.cache.get(ledger, run) or self._old.get(ledger, run)
         return None if cached is None or (whole and cached.blob is None) else cached
 
     async def _load_once(self, ledger: LedgerRecord, run: int, whole: bool, keep: bool) -> CachedRun:
