@@ -1,6 +1,6 @@
 """The bookie: stores runs durably, and never claims more than it knows.
 
-See `ledgers` for epochs and limbo, `commit` for the journal's writing end, storage.format.journal for its bytes.
+See `fencing` for epochs and limbo, `journal` for the writing end of the journal, storage.format.journal for its bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _decode_head = lru_cache(16)(decode_head)
 class Bookie(Actor):
     """One storage node. It needs ports.disk.
 
-    Answers AddRun, FenceLedger, ReadRun, DescribeLedger, DeleteLedgers, ListLedgers and Stats.
+    Answers AddRun, FenceLedger, ReadRun, ReadHeads, DescribeLedger, DeleteLedgers, ListLedgers, Stats and Ping.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Bookie(Actor):
         self._opened: BookieStore | None = None
         self._maintenance: BookieMaintenance | None = None
         self._busy: dict[tuple[int, int], SharedFuture[None]] = {}
+        """Runs, by ledger and number, that an AddRun is about to store. Settled when it is stored or refused."""
 
     async def start(self) -> None:
         """Check the cookie, bring the state back, and begin to serve.

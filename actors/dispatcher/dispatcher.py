@@ -5,11 +5,11 @@ concerns. The parts know nothing of the actor. Each is given the `context` whole
 What is decided where:
 
 * who may get which message now: `actors.key_shared` (the core), with the order sentinel at its exit;
-* what is done: `backlog` and `storage.format.cursor`, made durable by `store`;
+* what is done: `ack_handler` and `storage.format.cursor`, made durable by `store`;
 * what is not due yet: `actors.delayed`, and `due`;
 * what comes next from the log: `reader`;
 * who is attached, and until when: `membership`, carried out by `consumers`, `leases` and `grace`;
-* what goes out: `delivery`; what comes back unfinished: `redelivery` and `dead_letters`;
+* what goes out: `dispatch_loop`; what comes back unfinished: `redelivery` and `dead_letters`;
 * which keys wait for an operator's decision: `parked_keys`;
 * which delayed messages are taken back, or come at another time: `delayed_messages`;
 * where the cursor is moved to: `seek`;

@@ -468,7 +468,7 @@ class Topic(Actor):
         return await self.ports.net.share(run.payload) if large else Blob(run.payload)
 
     async def _publish_tail(self, request: Publish, run: Run, skip: int) -> None:
-        """StoreNow the messages behind the first `skip`: the slow path, which decodes and encodes the run."""
+        """Store the messages behind the first `skip`: the slow path, which decodes and encodes the run."""
         rest = make_run(_decode_run(request, run).slice(skip, run.count))
         await self.on_publish(
             Publish(
@@ -498,7 +498,7 @@ class Topic(Actor):
         """Confirmed runs; waits for the first one at most `wait` ms."""
         await self._ready()
         until = self.ports.clock.monotonic() + request.wait
-        told = self._termination.done if request.ends_known is None else request.ends_known
+        knows_end = self._termination.done if request.ends_known is None else request.ends_known
         while True:
             table = self._maintenance.compacted if request.compacted else None
             if table is not None and (compacted := await table.index(request)) is not None:
@@ -508,7 +508,7 @@ class Topic(Actor):
             await self._ready()
             reply.ends = self._termination.done and reply.resume > self._log.last_confirmed
             left = until - self.ports.clock.monotonic()
-            if reply.runs or reply.ended or reply.lost or left <= 0 or (reply.ends and not told):
+            if reply.runs or reply.ended or reply.lost or left <= 0 or (reply.ends and not knows_end):
                 return reply
             if self._log.last_confirmed == reply.last_confirmed:
                 await self._log.news(left)

@@ -315,5 +315,5 @@ def _check_segments(header: Header) -> None:
             raise Corrupt(f"the header has a segment {name!r}, {first!r}, {count!r}")
     if sum([count for _, _, count in header.segments]) != header.count:
         raise Corrupt("the header's segments do not make up its run")
-    if any([one[0] == other[0] for one, other in pairwise(header.segments)]):
+    if any(one[0] == other[0] for one, other in pairwise(header.segments)):
         raise Corrupt("the header has two neighbouring segments of one producer")

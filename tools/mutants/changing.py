@@ -45,7 +45,7 @@ CHANGING: list[Mutant] = [
     Mutant(
         name="who comes after a topic was terminated waits for its end",
         module="sluice.actors.topic.topic",
-        old="(reply.ends and not told)",
+        old="(reply.ends and not knows_end)",
         new="(reply.ends and told)",
         world=GATEWAY,
         test=ENDING,

@@ -42,7 +42,7 @@ class DispatchLoop:
         self._reader, self._ack_handler, self._leases = reader, ack_handler, leases
         self._on_routed = on_routed
         self._put_off = False
-        """A pass waits until the interval is over."""
+        """Whether a pass waits until `unblocking_interval_ms` is over."""
         self.stalls = 0
 
     # -- what consumers ask ---------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class DispatchLoop:
         SignalTask(self._ports, self._wakeups.route, self._look, "route").start()
 
     async def _look(self) -> int | None:
-        """Something may go out. Returns in how many ms more may because its time has come, None for never."""
+        """Run one dispatch pass if it may send. Return the ms until a message is due for redelivery; None for never."""
         self._wakeups.route.clear()
         try:
             while not self._may_send():
@@ -194,15 +194,17 @@ class DispatchLoop:
         return None if wakeup is None else pause_until(wakeup, now)
 
     def _may_send(self) -> bool:
-        """Whether nothing must be durable first. What nobody was sent, and a client calls done, a next owner that does
-        not know of that would send behind later messages of its key.
+        """Return whether nothing must be durable first.
+
+        A client may acknowledge a message that this owner never sent. A next owner that does not know of that would
+        send the message after later ones of its key.
         """
         if self._core.taken_done_unsent():
             self._store.hold_back()
         return not self._store.holds_back
 
     def _leave_out(self) -> None:
-        """What waits for a consumer's poll is another one's as soon as that is active, and may come back later."""
+        """Drop from each outbox the messages that another consumer has got by becoming the active one."""
         for session in self._sessions.all():
             if session.outbox:
                 left = session.keep(self._core.pending(session.number))

@@ -156,7 +156,7 @@ class BacklogReader:
         return False
 
     def stop_waiting(self) -> None:
-        """Something comes before the next read: one that waits at the end of the topic, for minutes maybe, ends."""
+        """End a read that waits at the end of the topic, because something else must be read first."""
         self._asking.end()
         self._wakeups.read.set()
 

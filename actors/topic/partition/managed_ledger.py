@@ -44,7 +44,7 @@ T = TypeVar("T")
 WINDOW_RUNS = 64
 """Runs that may be under way to the bookies at a time."""
 HELD_BYTES = 256 * 1024 * 1024
-"""Payload bytes that may be in hand for copies not yet made; beyond it publishers are told to slow down."""
+"""The most payload bytes that wait for copies to be made. Beyond that a publish is refused as Overloaded."""
 SNAPSHOT_RUNS = 1000
 SNAPSHOT_BYTES = 256 * 1024 * 1024
 """The record learns what producers have stored at least this often, so that a new owner has little to read."""

@@ -189,10 +189,7 @@ def test_s13_trimming_follows_the_slowest_over_a_change_of_owner() -> None:
         assert (await insist(client, to, -1)).runs[0].ledger == ids[2]
         await ask(client, to, Progress(subscription="slow", mark_delete=-1, gone=True))
         await until(client, lambda: [ledger.id for ledger in cluster.topic()._log.record.ledgers] == ids[3:])
-        await until(
-            client,
-            lambda: not cluster.topic()._maintenance._leftovers and not cluster.topic()._maintenance._replicating,
-        )
+        await until(client, lambda: not ((jobs := cluster.topic()._maintenance)._leftovers or jobs._replicating))
         held = [await ask(client, cluster.addresses[name], ListLedgers()) for name in sorted(cluster.addresses)]
         assert {ledger for reply in held for ledger in reply.ledgers} <= set(ids[3:])
 
