@@ -243,7 +243,7 @@ class Rounds:
     The appends that wait when a round begins go together, whichever partitions they are of. So bookies sync them
     together, and their outcomes are reported together, when all of them have ended. The next round begins then. After
     ROUND_MS a round waits for no append any more: owners and bookies that are away hold up no other partition for
-    longer. A large append is in no round, because it gains nothing by that.
+    longer. A large append makes a round of its own, beside the others: it gains nothing by theirs.
 
     The next round waits for the producers of the one before (`Returning`).
 
@@ -273,7 +273,7 @@ class Rounds:
         self._begin_soon()
 
     async def wait(self) -> Round:
-        """Wait for a place beside the rounds. The caller ends it."""
+        """Wait for a round of its own, as a large append has. The caller ends it."""
         begun: SharedFuture[Round] = SharedFuture()
         self.join(begun.set_result, large=True)
         return await begun
