@@ -45,7 +45,7 @@ CHANGING: list[Mutant] = [
     Mutant(
         name="who comes after a topic was terminated waits for its end",
         module="sluice.actors.topic.topic",
-        old="(reply.ends and not told)",
+        old="(reply.ends and not knows_end)",
         new="(reply.ends and told)",
         world=GATEWAY,
         test=ENDING,
@@ -61,7 +61,7 @@ CHANGING: list[Mutant] = [
     Mutant(
         name="the end of a topic is told before everything is done",
         module="sluice.actors.dispatcher.delivery.dispatch_loop",
-        old="        if self._reader.over and not self._backlog.count(self._reader.end):\n",
+        old="        if self._reader.over and not self._ack_handler.count(self._reader.end):\n",
         new="        if self._reader.over:\n",
         world=GATEWAY,
         test=f"{CLIENTS}::test_consumers_are_told_when_everything_is_done",

@@ -43,7 +43,7 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="what is acknowledged is given back with everything else",
         module="sluice.actors.dispatcher.delivery.redelivery",
-        old="self._backlog.acknowledge(done[self._core.knows(session.number, done)], session.number, now)\n",
+        old="self._ack_handler.acknowledge(done[self._core.knows(session.number, done)], session.number, now)\n",
         new="pass\n",
         world=BROKER,
         test="tests/actors/dispatcher/delivery/test_redelivery.py",
@@ -318,7 +318,7 @@ DISPATCHING: list[Mutant] = [
         name="a dead letter is done before it is stored",
         module="sluice.actors.dispatcher.delivery.dead_letters",
         old="                await self._publish(batch.slice(start, start + step))\n",
-        new="                self._backlog.done_elsewhere(received.positions)\n"
+        new="                self._ack_handler.done_elsewhere(received.positions)\n"
         "                await self._publish(batch.slice(start, start + step))\n",
         world=DEAD_LETTERS,
         seed=15,
@@ -374,8 +374,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="a seek moves the reader only when the stores have answered",
         module="sluice.actors.dispatcher.operator.seek",
-        old="                self._reader.move(target)\n                await self._backlog.forget_delayed()\n",
-        new="                await self._backlog.forget_delayed()\n                self._reader.move(target)\n",
+        old="                self._reader.move(target)\n                await self._ack_handler.forget_delayed()\n",
+        new="                await self._ack_handler.forget_delayed()\n                self._reader.move(target)\n",
         world=SEEKS,
         test="tests/actors/dispatcher/operator/test_seek.py",
     ),

@@ -60,7 +60,7 @@ TELLING: list[Mutant] = [
         name="what is acknowledged while an expiry becomes durable has expired",
         module="sluice.actors.dispatcher.operator.seek",
         old="        self._wakeups.all()\n        return skipped\n",
-        new="        self._wakeups.all()\n        return before - self._backlog.count(end)\n",
+        new="        self._wakeups.all()\n        return before - self._ack_handler.count(end)\n",
         world="skips",
         test="tests/actors/dispatcher/operator/test_seek.py::test_message_done_meanwhile_did_not_expire",
     ),

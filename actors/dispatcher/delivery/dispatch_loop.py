@@ -30,7 +30,7 @@ class DispatchLoop:
         self,
         context: SubscriptionContext,
         reader: BacklogReader,
-        backlog: AckHandler,
+        ack_handler: AckHandler,
         leases: Leases,
         on_routed: Callable[[], None],
     ) -> None:
@@ -39,10 +39,10 @@ class DispatchLoop:
         self._core, self._runs, self._sessions = context.core, context.runs, context.sessions
         self._clock = context.redelivery_clock
         self._store, self._wakeups = context.store, context.wakeups
-        self._reader, self._backlog, self._leases = reader, backlog, leases
+        self._reader, self._ack_handler, self._leases = reader, ack_handler, leases
         self._on_routed = on_routed
         self._put_off = False
-        """A pass waits until the interval is over."""
+        """Whether a pass waits until `unblocking_interval_ms` is over."""
         self.stalls = 0
 
     # -- what consumers ask ---------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class DispatchLoop:
     def _done(self, session: Session, positions: Positions) -> None:
         """A consumer says that these (ascending) are done."""
         now = self._clock.now()
-        self._backlog.acknowledge(positions, session.number, now)
+        self._ack_handler.acknowledge(positions, session.number, now)
         session.acknowledged(now)
         self._wake_soon()
 
@@ -171,7 +171,7 @@ class DispatchLoop:
         SignalTask(self._ports, self._wakeups.route, self._look, "route").start()
 
     async def _look(self) -> int | None:
-        """Something may go out. Returns in how many ms more may because its time has come, None for never."""
+        """Run one dispatch pass if it may send. Return the ms until a message is due for redelivery; None for never."""
         self._wakeups.route.clear()
         try:
             while not self._may_send():
@@ -187,22 +187,24 @@ class DispatchLoop:
             self._route()
         if self._core.room() > 0:
             self._wakeups.read.set()
-        if self._backlog.any_delayed() and self._core.due_room() > 0:
+        if self._ack_handler.any_delayed() and self._core.due_room() > 0:
             self._wakeups.due.set()
         now = self._clock.now()
         wakeup = self._core.wakeup(now)
         return None if wakeup is None else pause_until(wakeup, now)
 
     def _may_send(self) -> bool:
-        """Whether nothing must be durable first. What nobody was sent, and a client calls done, a next owner that does
-        not know of that would send behind later messages of its key.
+        """Return whether nothing must be durable first.
+
+        A client may acknowledge a message that this owner never sent. A next owner that does not know of that would
+        send the message after later ones of its key.
         """
         if self._core.taken_done_unsent():
             self._store.hold_back()
         return not self._store.holds_back
 
     def _leave_out(self) -> None:
-        """What waits for a consumer's poll is another one's as soon as that is active, and may come back later."""
+        """Drop from each outbox the messages that another consumer has got by becoming the active one."""
         for session in self._sessions.all():
             if session.outbox:
                 left = session.keep(self._core.pending(session.number))
@@ -224,7 +226,7 @@ class DispatchLoop:
             if session is not None:
                 session.tell(self._core.take_events(number))
                 session.revoke(self._core.take_revoked(number))
-        if self._reader.over and not self._backlog.count(self._reader.end):
+        if self._reader.over and not self._ack_handler.count(self._reader.end):
             for session in self._sessions.all():
                 session.tell_end()
 

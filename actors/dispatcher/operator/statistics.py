@@ -35,7 +35,7 @@ class Statistics:
         self,
         context: SubscriptionContext,
         reader: BacklogReader,
-        backlog: AckHandler,
+        ack_handler: AckHandler,
         deliverer: DispatchLoop,
         parts: Sequence[Counts],
     ) -> None:
@@ -43,7 +43,7 @@ class Statistics:
         self._epoch, self._state = context.epoch, context.state
         self._core, self._runs = context.core, context.runs
         self._sessions, self._tracker = context.sessions, context.tracker
-        self._reader, self._backlog, self._deliverer, self._parts = reader, backlog, deliverer, parts
+        self._reader, self._ack_handler, self._deliverer, self._parts = reader, ack_handler, deliverer, parts
 
     async def collect(self) -> dict[str, Any]:
         """All of it. What waits at the end of the topic hears of it, and of every ledger on the way; without room, and
@@ -100,7 +100,7 @@ class Statistics:
     def _position(self) -> dict[str, Any]:
         """Its position, and what it keeps for it."""
         delayed = self._tracker.count()
-        backlog = self._backlog.count(self._reader.reach)
+        backlog = self._ack_handler.count(self._reader.reach)
         return {
             "msgBacklog": backlog,
             "msgBacklogNoDelayed": max(backlog - delayed, 0),

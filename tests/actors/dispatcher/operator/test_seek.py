@@ -227,10 +227,10 @@ def test_no_statement_from_before_a_seek_is_sent_behind_it() -> None:
         at = client.got[0].position
         client.acking = False
         await broker.admin("seek", message_id=show(at))
-        assert topic._upkeep.marks[SUBSCRIPTION] == at - 1
+        assert topic._maintenance.marks[SUBSCRIPTION] == at - 1
         for _ in range(200):
             await broker.quiet(5)
-            assert topic._upkeep.marks[SUBSCRIPTION] == at - 1
+            assert topic._maintenance.marks[SUBSCRIPTION] == at - 1
 
     play(scenario)
 
