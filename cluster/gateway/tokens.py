@@ -69,7 +69,7 @@ class WantedClaims:
 
 
 def wanted_claims(settings: Mapping[str, Any]) -> WantedClaims:
-    """Those that settings name."""
+    """Return the claims that settings name."""
     given = {
         "role": settings.get("pulsar_token_auth_claim"),
         "audience": settings.get("pulsar_token_audience"),

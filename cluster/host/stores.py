@@ -73,7 +73,7 @@ def read_objects(url: str, endpoint: str | None = None) -> ObjectStore:
 
 
 def object_url(store: ObjectStore, name: str) -> str:
-    """Where programs that are not Sluice find an object. Raises Invalid for a store that no other process sees."""
+    """Return the URL at which other programs find an object. Raises Invalid for a store that no other process sees."""
     url_of = getattr(store, "url_of", None)
     if url_of is None:
         raise Invalid("objects in memory are seen by nobody else")

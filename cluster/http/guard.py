@@ -66,7 +66,7 @@ class RoleGuard:
     audit: Callable[[Sequence[str], web.Request, web.StreamResponse], None] = lambda *_: None
 
     async def answer(self, request: web.Request, handler: Handler, *names: str) -> web.StreamResponse:
-        """As `answered`, for who may ask for this."""
+        """Answer as `answered` does, if the client's roles may ask for this."""
         try:
             roles = await self.roles(request)
         except Invalid as error:
@@ -87,7 +87,7 @@ class RoleGuard:
     async def audited(
         self, roles: Sequence[str], request: web.Request, handler: Handler, *names: str
     ) -> web.StreamResponse:
-        """As `answered`, and what it came to is written down, also if whoever asked has left before it is done."""
+        """Answer as `answered` does, and audit the outcome, also if the client leaves before the work is done."""
         try:
             answer = await answered(request, handler, *names)
         except asyncio.CancelledError:
@@ -148,7 +148,7 @@ async def answered(request: web.Request, handler: Handler, *names: str, linked: 
 
 
 def _answer_to(error: BaseException, request: web.Request) -> web.Response:
-    """What whoever asked is told of an error."""
+    """Return the response that tells a client of an error."""
     if isinstance(error, SluiceError):
         status = next((code for kind, code in STATUS if isinstance(error, kind)), 500)
         return web.json_response({"reason": str(error)}, status=status)

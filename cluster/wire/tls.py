@@ -148,7 +148,7 @@ class Secured:
         return self._outgoing.read()
 
     def receive_data(self, data: Buffer) -> None:
-        """These bytes came; there may be something to send now. Raises HandshakeRefused, NotTls."""
+        """Take bytes that came; there may be bytes to send now. Raises HandshakeRefused, NotTls."""
         if not self._begun:
             self._begun = True
             if data[0] not in (_HANDSHAKE, _ALERT):
@@ -157,7 +157,9 @@ class Secured:
         self._shake_hands()
 
     def read(self, room: memoryview) -> int:
-        """Bytes in clear, into a buffer; 0 if there are no more now. Raises HandshakeRefused, ConnectionResetError."""
+        """Read bytes in clear into a buffer; return how many, 0 if there are none now. Raises HandshakeRefused,
+        ConnectionResetError.
+        """
         if not self.binding:
             return 0
         try:
