@@ -29,7 +29,7 @@ class Waiting:
         self._thread = threading.Thread(target=self._watch, name="waiting", daemon=True)
 
     def moved(self) -> None:
-        """Something happened; the wait begins again."""
+        """Note that something happened: the wait begins again."""
         self._moved = True
 
     def _watch(self) -> None:
