@@ -1,4 +1,4 @@
-"""What many of something cost: topics, partitions of a topic, consumers of a subscription; with Pulsar beside it.
+"""Measures what many topics, partitions of a topic or consumers of a subscription cost, with Pulsar beside it.
 
     .venv/bin/python benchmarks/many.py [--work topics,partitions,consumers,unused,existing,silence]
                                         [--sides embedded,ray,pulsar]
@@ -7,7 +7,8 @@
 
 All use the same Python client of Pulsar, and each number has a broker of its own, started for it. `embedded` is Sluice
 in one process, `ray` is Sluice in many; Pulsar is its binary distribution, unpacked in the folder that --pulsar or
-SLUICE_PULSAR_HOME names. What is not there is said in one line and left out. Needs the packages of the extra `peers`.
+SLUICE_PULSAR_HOME names. A side that is not there is named in one line and left out. Needs the packages of the extra
+`peers`.
 
     topics      topics of one partition, each with a Key_Shared consumer and a producer
     partitions  one topic, one Key_Shared consumer, single messages
@@ -65,7 +66,7 @@ Figures = dict[str, float]
 
 
 class Meter:
-    """What a piece of work takes of a broker. each: by how many its figures are divided."""
+    """A meter of what a piece of work takes of a broker. each: the number by which the figures are divided."""
 
     def __init__(self, side: Side, each: int) -> None:
         self._side, self._each = side, each
@@ -226,7 +227,7 @@ def silence(side: Side, _: pulsar.Client, number: int, options: argparse.Namespa
 def _busiest(
     before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]], seconds: float
 ) -> tuple[float, float]:
-    """Of the thread of a broker that did most, the shares of the time in which it worked, and waited for its turn."""
+    """Return the shares of the time in which a broker's busiest thread worked, and waited for its turn."""
     shares = []
     for thread, (ran, waited) in after.items():
         known = before.get(thread, (0.0, 0.0))

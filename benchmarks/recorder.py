@@ -49,7 +49,7 @@ class Side:
         self._ends: dict[str, tuple[Any, Any]] = {}
 
     def ends(self, topic: str) -> tuple[Any, Any]:
-        """Its producer and its consumer."""
+        """Return the producer and the consumer of a topic, made at the first call."""
         if topic not in self._ends:
             self.client.create_topic(topic, 4)
             consumer = self._stack.enter_context(
@@ -66,7 +66,7 @@ class Side:
 
 
 def alone(side: Side, messages: int) -> None:
-    """One after the other."""
+    """Send, receive and acknowledge each message before the next one is sent."""
     producer, consumer = side.ends("alone")
     for number in range(messages):
         producer.send(PAYLOAD, partition_key=f"key-{number % KEYS}")
