@@ -60,8 +60,7 @@ class Side:
         return sum(map(_resident, self.processes()))
 
     def threads(self) -> dict[str, tuple[float, float]]:
-        """Return, by thread of the broker, the seconds so far in which it ran, and in which it waited for a processor.
-        """
+        """Return, by thread of the broker, the seconds for which it ran, and for which it waited for a processor."""
         found = {}
         for process in self.processes():
             for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):

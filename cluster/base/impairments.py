@@ -31,9 +31,7 @@ class Impairments:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def start(self, kind: str, amount: int, seconds: float) -> None:
-        """Begin an impairment in place of an earlier one of its kind; the event loop ends it after `seconds`. Raises
-        Invalid.
-        """
+        """Begin an impairment in place of an earlier one of its kind. The event loop ends it again. Raises Invalid."""
         if kind not in self._amounts:
             raise Invalid(f"no process can do {kind!r} to itself")
         self.end(kind)

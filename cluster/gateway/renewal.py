@@ -89,9 +89,7 @@ class RenewedAuthentication(Renewed[Authenticate | None]):
 
 
 class RenewedTls(Renewed[ssl.SSLContext | None]):
-    """The TLS context of the newest certificates, which a handshake shows and trusts; None if settings name no
-    certificate.
-    """
+    """The TLS context for handshakes, by the newest certificates; None if settings name no certificate."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(_named(settings, TLS_FILES), lambda: context_of(settings))

@@ -135,9 +135,7 @@ class FrameReader:
         return self._body[self._filled :] if self._header is not None else self._scratch[self._end :]
 
     def advance(self, count: int) -> list[WireFrame]:
-        """Read `count` bytes that were written to `buffer`; return the frames that are now complete. Raises
-        MalformedFrame.
-        """
+        """Read bytes that were written to `buffer`; return the frames that are complete now. Raises MalformedFrame."""
         if self._header is not None:
             self._filled += count
             if self._filled < len(self._body):

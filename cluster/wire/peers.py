@@ -202,9 +202,7 @@ class _Peer:
         self.connection, self.pause, self.rest_until = connection, 0.0, 0.0
 
     def failed(self, why: Unknown | Invalid) -> None:
-        """Note that the peer was not reached: nobody tries again for a while. Its name may have got a new process
-        meanwhile.
-        """
+        """Note that the peer was not reached, and rest for a while. Its name may have got a new process meanwhile."""
         refused = not isinstance(why, Unknown) or why.gone
         self.pause = min(max(2 * self.pause, FIRST_PAUSE_S), LONGEST_PAUSE_S if refused else LONGEST_SILENT_PAUSE_S)
         self.rest_until = asyncio.get_running_loop().time() + self.pause

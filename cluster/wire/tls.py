@@ -157,8 +157,9 @@ class Secured:
         self._shake_hands()
 
     def read(self, room: memoryview) -> int:
-        """Read bytes in clear into a buffer; return how many, 0 if there are none now. Raises HandshakeRefused,
-        ConnectionResetError.
+        """Read bytes in clear into a buffer; return how many, 0 if there are none now.
+
+        Raises HandshakeRefused, ConnectionResetError.
         """
         if not self.binding:
             return 0
