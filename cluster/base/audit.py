@@ -95,7 +95,8 @@ def _failed(record: logging.LogRecord) -> None:
 
 
 def _moment() -> str:
-    """Now, in microseconds: what was done and what was refused stand in two files, and are put in order by this."""
+    """Return the time in microseconds: it puts the lines of two files in order, those of what was done and of refusals.
+    """
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 

@@ -40,7 +40,8 @@ takes 0.3 s, and 30 million blocks are about 3 GB.
 
 
 def collect_seldom() -> None:
-    """Never look at what is there by now, and seldom at the rest. To be called after the imports."""
+    """Keep the collector from what exists by now, and let it look at the rest seldom. To be called after the imports.
+    """
     gc.freeze()
     if not sys.getallocatedblocks():  # with another allocator than Python's own nobody counts
         gc.set_threshold(THRESHOLDS[0])

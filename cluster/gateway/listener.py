@@ -113,7 +113,7 @@ class PulsarGateway(GatewayActor):
             self.ports.spawn(renewed.run(), "renewal")
 
     async def _serve(self) -> None:
-        """For as long as the actor lives; it ends with its connections, so that clients look for another one."""
+        """Serve as long as the actor lives. Its connections end with it, so that clients look for another gateway."""
         try:
             await self._port_holder.run()
         finally:

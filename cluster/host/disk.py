@@ -119,7 +119,7 @@ class FileDisk:
         return await self._write(self._append, name, parts, sync, witness)
 
     async def read(self, name: str, offset: int, length: int) -> bytes:
-        """Up to `length` bytes from `offset`. Raises NotFound."""
+        """Return up to `length` bytes from `offset`. Raises NotFound."""
         return await self._read(self._pread, name, offset, length)
 
     async def size(self, name: str) -> int:

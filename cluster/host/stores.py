@@ -106,7 +106,7 @@ def check_stores(urls: Iterable[str], endpoint: str | None = None) -> None:
 
 
 def _warn_of_plain_http(endpoint: str) -> None:
-    """Without TLS, messages and what signs the requests go over the network for all to read and to change."""
+    """Warn of a store without TLS: others on the network can read and change messages, and what signs the requests."""
     parts = urlsplit(endpoint)
     host = parts.hostname or ""
     if parts.scheme == "http" and host != "localhost" and not _is_loopback(host):

@@ -121,7 +121,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process began, in the kernel's ticks since the boot; empty if there is none of that number."""
+    """Return when a process began, in the kernel's ticks since the boot; empty if there is none of that number."""
     try:
         # The second field is the program's name in brackets, which may hold anything.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

@@ -165,7 +165,7 @@ class Peers:
         return None if trust is None else trust.secured(server_side=False)
 
     async def _watch(self, peer: _Peer, connection: Connection) -> None:
-        """When the connection has ended, find out whether the process has, and tell its callers."""
+        """Wait for the end of a connection, find out whether the process has ended, and tell its callers."""
         error = await connection.ended
         if peer.connection is connection:
             peer.connection = None

@@ -61,7 +61,7 @@ class KeeperActor:
         self._thread.start()
 
     def ready(self) -> str:
-        """Returns the version when the pool is kept."""
+        """Return the version once the pool is kept."""
         self._claimed.wait()
         return self._version
 
@@ -114,7 +114,7 @@ class KeeperActor:
 
 
 def _end_this_actor() -> None:
-    """For good: Ray is not to start it again."""
+    """End this actor for good: Ray must not start it again."""
     import ray
 
     ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
