@@ -375,7 +375,7 @@ def _flood(**options: object) -> int:
 
 
 def _check_writable(path: Path) -> None:
-    """Before a run of minutes, not after it. Raises Invalid where no file can be written."""
+    """Check, before a run of minutes and not after it, that a file can be written. Raises Invalid."""
     if not path.parent.is_dir():
         raise Invalid(f"cannot write {path}: there is no folder {path.parent}")
     if path.is_dir():

@@ -149,7 +149,7 @@ def drain(
 
 
 def _wait_for_end(name: str, row: Callable[[], dict[str, Any]]) -> None:
-    """Until there is no such pool. Raises Conflict if somebody has started it again, which nobody wants to end."""
+    """Wait until the pool has ended. Raises Conflict if it was started again, because nobody wants that one to end."""
     from sluice.storage.errors import Conflict, NotFound
 
     told = ""
