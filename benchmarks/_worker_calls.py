@@ -28,7 +28,7 @@ Calls = npt.NDArray[Any]
 
 
 class CallRecorder:
-    """In a handler: `begin`, then `end`. One file for each worker, named by its process."""
+    """A recorder in a handler: `begin`, then `end`. One file for each worker, named by its process."""
 
     def __init__(self, folder: str, node: str = "") -> None:
         name = f"{os.getpid()}-{time.monotonic_ns()}-{node or 'here'}"

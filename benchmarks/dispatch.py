@@ -61,7 +61,7 @@ def join(dispatch: KeySharedDispatcher, number: int) -> int:
 
 
 def by_hash(dispatch: KeySharedDispatcher, masked: Column) -> npt.NDArray[np.int64]:
-    """For each reduced hash the index of one key that has it, -1 for none."""
+    """Return for each reduced hash the index of one key that has it, -1 for none."""
     where = np.full(65536, -1, np.int64)
     where[dispatch.reduce(masked)] = np.arange(len(masked))
     return where
@@ -119,7 +119,7 @@ class Consumers:
         return [group for consumer in full for group in self.empty(consumer)]
 
     def empty(self, consumer: int) -> list[tuple[Positions, int]]:
-        """Everything that this consumer has."""
+        """Take everything that this consumer has."""
         parts, self.queues[consumer], self.held[consumer] = self.queues[consumer], [], 0
         if not parts:
             return []

@@ -139,7 +139,7 @@ def partitions(side: Side, client: pulsar.Client, number: int, options: argparse
 
 
 def consumers(side: Side, client: pulsar.Client, number: int, options: argparse.Namespace) -> Iterator[Figures]:
-    """As many consumers of one subscription; the last tenth of them is what one more costs."""
+    """Attach `number` consumers to one subscription; the last tenth of them is what one more costs."""
     name = side.make_topic(f"shared-{number}", 1)
     before, last = side.memory(), max(number // 10, 1)
     attached = [_subscribe(client, name, 10) for _ in range(number - last)]
@@ -150,7 +150,7 @@ def consumers(side: Side, client: pulsar.Client, number: int, options: argparse.
 
 
 def unused(side: Side, _: pulsar.Client, number: int, options: argparse.Namespace) -> Iterator[Figures]:
-    """As many topics that are made and not used. A restart is measured from the end of the broker before it."""
+    """Make `number` topics and do not use them. A restart is measured from the end of the broker before it."""
     before, meter = side.memory(), Meter(side, number)
     names = [side.make_topic(f"unused-{one}", 1) for one in range(number)]
     yield {"create_ms": meter.ms(), "create_cpu_ms": meter.cpu_ms()}
@@ -202,7 +202,7 @@ def existing(number: int, folder: Path) -> Figures:
 
 
 def silence(side: Side, _: pulsar.Client, number: int, options: argparse.Namespace) -> Iterator[Figures]:
-    """As many producers and consumers of one topic at full speed; each consumer's waits for the next message."""
+    """Run `number` producers and consumers of one topic at full speed, and measure how long each consumer waits."""
     name = side.make_topic(f"full-{number}", 4)
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2 * number, mp_context=spawn) as pool:
@@ -312,7 +312,7 @@ def _side(name: str, folder: Path, options: argparse.Namespace) -> Side:
 
 
 def play(work: str, name: str, number: int, options: argparse.Namespace) -> Figures:
-    """One work on a broker of its own. Raises Missing."""
+    """Play one work on a broker of its own. Raises Missing."""
     with tempfile.TemporaryDirectory(prefix="sluice-many-") as folder:
         if work == "existing":
             return existing(number, Path(folder))

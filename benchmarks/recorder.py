@@ -90,7 +90,7 @@ def callers(side: Side, messages: int) -> None:
 
 
 def singles(side: Side, messages: int) -> None:
-    """As fast as one thread can, one by one."""
+    """Send single messages as fast as one thread can, then receive them."""
     producer, consumer = side.ends("singles")
     for number in range(messages):
         producer.send_async(PAYLOAD, partition_key=f"key-{number % KEYS}")
@@ -99,7 +99,7 @@ def singles(side: Side, messages: int) -> None:
 
 
 def batches(side: Side, messages: int) -> None:
-    """In columns."""
+    """Send and receive in columns."""
     producer, consumer = side.ends("batches")
     names = pa.array([f"key-{key}" for key in range(KEYS)])
     rng = np.random.default_rng(1)
