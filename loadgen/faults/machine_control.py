@@ -31,7 +31,7 @@ class MachineControl:
     head: str = ""
 
     def ask(self, what: str, one: str, other: str = "", number: float = 0.0, share: float = 0.0) -> None:
-        """Have something done. Raises Unavailable with the reason."""
+        """Ask for something to be done. Raises Unavailable with the reason."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
                 sock.settimeout(START_S if what == "start head" else ASK_S)
@@ -47,6 +47,6 @@ class MachineControl:
 
 
 def control_of_environment() -> MachineControl | None:
-    """For who runs on a machine of this kind."""
+    """Return the control of machines that the environment names; None without one."""
     path = os.environ.get(VARIABLE)
     return MachineControl(path, os.environ.get(HEAD_VARIABLE, "")) if path else None
