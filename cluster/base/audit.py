@@ -95,8 +95,7 @@ def _failed(record: logging.LogRecord) -> None:
 
 
 def _moment() -> str:
-    """Return the time in microseconds: it puts the lines of two files in order, those of what was done and of refusals.
-    """
+    """Return the time in microseconds: it puts the lines of two files in order, those of deeds and of refusals."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 

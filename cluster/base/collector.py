@@ -40,8 +40,7 @@ takes 0.3 s, and 30 million blocks are about 3 GB.
 
 
 def collect_seldom() -> None:
-    """Keep the collector from what exists by now, and let it look at the rest seldom. To be called after the imports.
-    """
+    """Keep the collector from what exists by now, and let it seldom look at the rest. Call it after the imports."""
     gc.freeze()
     if not sys.getallocatedblocks():  # with another allocator than Python's own nobody counts
         gc.set_threshold(THRESHOLDS[0])

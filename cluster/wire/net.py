@@ -54,8 +54,7 @@ NODE_ADDRESS = "node"
 
 
 class Listening(Reply):
-    """The place where a process listens. Without an endpoint: why that is unknown, and whether the process has ended.
-    """
+    """The place where a process listens. Without an endpoint: why it is unknown, and whether the process has ended."""
 
     endpoint: Endpoint | None = None
     reason: str = ""

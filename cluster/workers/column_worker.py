@@ -54,8 +54,7 @@ class ColumnWorker(HandlerWorker):
                     self._handle(group, call)
 
     def _gathered(self) -> list[Piece]:
-        """Gather up to batch_size rows, after the first one for batch_wait_ms at most; nothing if the worker was woken.
-        """
+        """Gather up to batch_size rows, for batch_wait_ms after the first one; nothing if the worker was woken."""
         found: list[Piece] = []
         missing, until = self._options.batch_size, 0.0
         while missing and not self._stop_asked.is_set():

@@ -172,8 +172,7 @@ def _rank(role: str) -> int:
 
 
 def summarise(samples: pa.Table) -> list[dict[str, Any]]:
-    """Return for the report an entry a process: megabytes when warm, at the end, at the peak; growth is end minus warm.
-    """
+    """Return an entry a process for the report: megabytes when warm, at the end, at the peak; growth since warm."""
     return [
         {
             "role": line.role,

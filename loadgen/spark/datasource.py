@@ -352,8 +352,7 @@ class _Session:
         self._unsettled = set()
 
     def _nothing_left(self) -> bool:
-        """Return whether all messages of the topic are acknowledged: spooled ones cannot come again. False if unknown.
-        """
+        """Return whether all messages are acknowledged, so that no spooled one can come again. False if unknown."""
         try:
             told = self._client.stats(self._topic, self._subscription)
         except SluiceError:

@@ -1,5 +1,4 @@
-"""The options that `flood` and `chaos` hand to the load generator, and those that they refuse before anything starts.
-"""
+"""The options that `flood` and `chaos` hand to the load generator, and those that they refuse at the start."""
 
 from __future__ import annotations
 
@@ -119,7 +118,9 @@ def test_a_workload_gives_what_was_not_asked_for(cli: Cli, flood: list[dict[str,
         ("chaos --consumers ray:0", "1 to 256, not 0"),
     ],
 )
-def test_options_that_cannot_work_are_refused_at_once(cli: Cli, flood: list[dict[str, Any]], line: str, told: str) -> None:
+def test_options_that_cannot_work_are_refused_at_once(
+    cli: Cli, flood: list[dict[str, Any]], line: str, told: str
+) -> None:
     code, _, err = cli(*line.split())
     assert (code, flood) == (2, [])
     assert told in err

@@ -373,8 +373,7 @@ class SimProcesses:
         await self._world.loop.pause(1 + self._cluster.rng.randrange(most))
 
     async def _ask(self, process: SimProcess | None, work: Callable[[], Any], timeout: int) -> Any:
-        """Return the outcome of work in a process that is up and awake. The work is done even if nobody waits for it.
-        """
+        """Return the outcome of work in a process that is up and awake. The work is done even if nobody waits."""
         await self._pause(5)
         if process is None or process.dead or process.given_up:
             return Unknown("there is no such process", gone=True)

@@ -37,7 +37,9 @@ def listening(*reasons: int) -> Failing:
 
 
 @pytest.mark.parametrize("reason", [errno.EMFILE, errno.ENOBUFS, errno.ECONNABORTED, errno.EAGAIN, errno.EINTR])
-async def test_a_connection_that_could_not_be_taken_is_taken_later(reason: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_could_not_be_taken_is_taken_later(
+    reason: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(acceptor, "AGAIN_S", 0.001)
     sock, taken, came = listening(reason, reason), list[tuple[socket.socket, object]](), asyncio.Event()
     accepts = Acceptor("a test")

@@ -108,8 +108,7 @@ class _Course(Course):
         return True
 
     async def start(self) -> None:
-        """Start the bookie, as its controller does: a damaged index fails one start, and the next one builds it again.
-        """
+        """Start the bookie, as its controller does: a damaged index fails one start, and the next one rebuilds it."""
         try:
             await self.world.restart("bookie-1")
         except Unavailable:
