@@ -134,7 +134,7 @@ def _print_text(console: Any, title: str, events: Iterable[tuple[str, Any]]) -> 
 
 
 def _once(events: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The same without trouble that goes on, which is told in every round."""
+    """Yield the events without repeated trouble, which comes with every round."""
     trouble = None
     for name, data in events:
         if name == "trouble" and data == trouble:

@@ -26,7 +26,7 @@ class Impairments:
     def __init__(self) -> None:
         self.felt: dict[str, int] = {}
         self.clock_leapt = False
-        """Whether `wall_clock` says anything else than it is told: each message sent looks at the clock."""
+        """Whether `wall_clock` differs from its argument: each message that is sent looks at the clock."""
         self._amounts = {SLOW_DISK: 0, CLOCK_JUMP: 0}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 

@@ -33,7 +33,7 @@ EARLY_S = 1e-6
 QUEUED_BYTES = 64 * 1024 * 1024
 """While messages of so many bytes wait here nothing more is fetched, unless somebody wants more of them at once."""
 WANTED_S = 10.0
-"""So long more is fetched for a caller who did not get that many at once, and who may never ask again."""
+"""The time for which more is fetched for a caller who did not get that many at once, and who may never ask again."""
 
 
 NothingArrived = Timeout

@@ -32,7 +32,7 @@ class Metric:
 
     @property
     def help(self) -> str:
-        """The description for who sees nothing but this series."""
+        """The description for a person who sees nothing but this series."""
         counts = self.name.endswith(("_total", "_expired", "_op_count")) and self is not BUCKETS
         return f"{self.description}, since the owner started" if counts else self.description
 

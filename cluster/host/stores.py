@@ -28,7 +28,7 @@ from sluice.storage.stores.objects import LocalObjects, MemoryObjects, ObjectSto
 
 METADATA_FILE = "metadata.db"
 _AUTHORITY = re.compile("://[^/]*@")
-"""Who asks, as it stands in front of a host."""
+"""The user's name and password, as they stand in front of a host."""
 
 
 def open_objects(url: str, endpoint: str | None = None) -> AsyncObjects:

@@ -62,8 +62,10 @@ def _is_here(process: str) -> bool:
 
 
 class _Watched:
-    """One process, and who waits for its end. One that gives up costs the others nothing: ten thousand consumers of a
-    process may do so at once, each of whom `asyncio.shield` would look for among all.
+    """A process, and the callers that wait for its end.
+
+    A caller that gives up costs the others nothing. Ten thousand consumers of a process may do so at once, and
+    `asyncio.shield` would look for each of them among all.
     """
 
     def __init__(self, pid_and_start: str) -> None:

@@ -61,7 +61,7 @@ class OtherVersion(MalformedFrame):
 class WireFrame:
     """One frame. parts: the attachments, read-only. attached: how many of the last ones are shared payloads.
 
-    descriptors: of shared payloads; owned by who takes the frame.
+    descriptors: of shared payloads; owned by the code that takes the frame.
     """
 
     kind: int

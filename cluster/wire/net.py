@@ -37,7 +37,7 @@ _ASKING = ThreadPoolExecutor(4, "find")
 R = TypeVar("R", bound=Reply)
 
 SHARED_FROM_MS = 3_000
-"""Who waits so long for an answer may be told a quarter of a second sooner that none came."""
+"""A request with a time-out from here on may learn a quarter of a second early that no answer came."""
 CUT_FROM = 32 * 1024
 """Of smaller runs the rest costs less than taking it out."""
 CONTROLLER_NAME = "controller"

@@ -1,9 +1,9 @@
 """Payloads that several processes of one machine read without a copy through each socket.
 
 A payload of some size is written once, into memory without a name (a memfd), and sealed: from then on nobody can change
-or shrink it, its author included. What travels is a descriptor of it, beside the frame on the Unix-domain socket, and
-who gets it maps it. The kernel counts who holds it. Nothing of it is left when the last one lets go or is killed, in
-whatever order, and it outlives who shared it.
+or shrink it, its author included. A descriptor of it travels beside the frame on the Unix-domain socket, and the
+process that gets it maps it. The kernel counts the holders. Nothing of the payload is left when the last holder
+releases it or is killed, in any order, and it outlives the process that shared it.
 
 Between machines, and where descriptors run short, the bytes travel in the frame instead; a reader cannot tell.
 """

@@ -30,13 +30,13 @@ FIND_S, CONNECT_S = 10.0, 0.9
 """A machine that is cut off answers nothing, and the moment at which it is back shall not be missed by much. The kernel
 would begin again after a second."""
 PROBE_S = 1.0
-"""So long callers whose connection was lost wait to be told whether the process has ended."""
+"""How long callers whose connection was lost wait to learn whether the process has ended."""
 
 BIND_HINT = 'for a cluster of several machines set bind_address = "node" and start it again'
 NOT_TRIED = Unknown("it was not tried to reach it")
 
 Find = Callable[[str], Awaitable[Endpoint | Unknown]]
-"""Where a process listens, by its name; Unknown if that cannot be told, gone if there is none of that name."""
+"""Find where a process listens, by its name; Unknown if that is not known, gone if there is none of that name."""
 
 
 class Peers:

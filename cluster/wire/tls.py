@@ -132,7 +132,7 @@ class Secured:
         self._early: list[bytes] = []
         self._begun = False
         self.binding = b""
-        """What only the two ends of this connection know, of those who cannot break TLS; empty before it stands.
+        """A secret that only the two ends of this connection know, unless TLS is broken; empty before it stands.
 
         It is the caller's Finished message, Python's only binding. It is sound here because TLS 1.3 makes it from the
         keys of this very connection, and none is ever resumed.
