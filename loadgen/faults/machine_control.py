@@ -1,9 +1,9 @@
-"""Breaks what is between machines, for who runs on one of them: `sluice chaos` there asks who made the machines.
+"""Breaks what is between machines, for a process on one of them: `sluice chaos` there asks the program that made them.
 
-Who made them (tests/kit/machine_server.py) serves a socket in the home folder of each, and sets a variable to its
-path; that is how a run finds out that its cluster has machines of this kind. Another variable is set to the address of
-Ray's head, if who made the machines can start it again. A request is a list in JSON, `[what, address, address,
-milliseconds of delay, part that is lost]`, and its answer a line: empty, or why it could not be done.
+That program (tests/kit/machine_server.py) serves a socket in the home folder of each machine, and sets a variable to
+its path; so a run finds out that its cluster has machines of this kind. Another variable is set to the address of Ray's
+head, if the program can start it again. A request is a list in JSON, `[what, address, address, milliseconds of delay,
+part that is lost]`, and its answer a line: empty, or why it could not be done.
 """
 
 from __future__ import annotations

@@ -61,10 +61,10 @@ _PROGRESS = struct.Struct("<qq")
 class PublishJob:
     """The description of a publishing task; it is pickled to the workers.
 
-    rate: messages per second of the whole job, 0 = as fast as it goes. tasks: how many share it. lasts_us:
-    how long a task sends, from its own beginning, 0 = until it has sent everything. first_part: part of each task's
-    messages after which it waits until it is told the pace of the others (loadgen.base.acts), 0 = none. total: messages
-    of the whole job, where the task cannot know it.
+    rate: messages per second of the whole job, 0 = as fast as it goes. tasks: how many share it. lasts_us: how long a
+    task sends, from its own beginning, 0 = until it has sent everything. first_part: part of each task's messages after
+    which it waits until it gets the pace of the others (loadgen.base.acts), 0 = none. total: messages of the whole job,
+    where the task cannot know it.
     """
 
     connect: Connect
@@ -301,7 +301,7 @@ class _Sender:
         return True
 
     def _follow(self, row: int) -> None:
-        """Take up a pace that was told, from this row on, whose intended time never goes back."""
+        """Take up the pace that was set, from this row on. Its intended time never goes back."""
         pace = Pace.read(self._job.pace)
         if pace is None or pace == self._pace_read:
             return
