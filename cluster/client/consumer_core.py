@@ -379,7 +379,7 @@ class ConsumerCore(OfThisProcess, Generic[V]):
         return together(part.handing_over.offer(to or self.options.name) for part in self.parts)
 
     def is_handed_over(self) -> bool:
-        """Another consumer took over on every partition, and nothing is held here any more."""
+        """Whether another consumer took over on every partition, and nothing is held here any more."""
         return all(part.handing_over.done for part in self.parts) and not self._held()
 
     async def _drain(self, drain_timeout_ms: int, *, for_good: bool) -> None:

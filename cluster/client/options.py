@@ -23,7 +23,7 @@ LEAST_DISCOVERY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """When gathered messages go out. Raises Invalid."""
+    """The limits at which gathered messages go out. Raises Invalid."""
 
     max_messages: int = 1000
     max_bytes: int = 128 * 1024

@@ -209,7 +209,7 @@ class ProducerCore(OfThisProcess, Generic[S]):
                 raise
             if len(pieces) > 1:
                 last = container.count - 1
-                gathered.receipt.until = {**gathered.receipt.until, last: self._ports.clock.monotonic() + CHUNKS_MS}
+                singles.receipt.until = {**singles.receipt.until, last: self._ports.clock.monotonic() + CHUNKS_MS}
             self._pending_bytes += container.size - before - len(payload)
             self._row += len(pieces)
             if container.count >= self._batching.max_messages or container.size >= self._batching.max_bytes:

@@ -198,7 +198,7 @@ class SentMessage:
         return self._receipt.until_settled(self._row)
 
     def callbacks(self, callback: SendCallback) -> dict[int, SendCallback]:
-        """The rows whose outcome is told, and to which function, so that this one is called once."""
+        """Return the rows whose outcome is reported, each with its function, so that this one is called once."""
         return {self._row: callback}
 
 

@@ -54,7 +54,7 @@ NODE_ADDRESS = "node"
 
 
 class Listening(Reply):
-    """Where a process listens. Without an endpoint: why that is not known, and whether the process has ended."""
+    """The place where a process listens. Without an endpoint: why it is unknown, and whether the process has ended."""
 
     endpoint: Endpoint | None = None
     reason: str = ""
@@ -62,7 +62,7 @@ class Listening(Reply):
 
 
 class Whereabouts(Request[Listening]):
-    """Where does the process of this name listen?"""
+    """A question for the endpoint of the process with this name."""
 
     reply: ClassVar[type[Reply]] = Listening
     host: str
@@ -193,15 +193,17 @@ class DirectNet:
         return self._timers.timer(self._clock, milliseconds, call)
 
     async def find(self, host: str) -> Endpoint | Unknown:
-        """Where it listens. If nobody says so in time, or Ray cannot, as it was said last, because a new process has a
-        new name: where nobody listens there any more the process has ended, which Ray may notice a minute later. If it
-        was never said, as the controller's process knows it.
+        """Return the endpoint of a process.
+
+        If Ray does not answer in time, or cannot, this is the endpoint that it gave last, because a new process has a
+        new name: where nobody listens there any more the process has ended, which Ray may notice a minute later.
+        Without an earlier one the controller's process is asked.
         """
         return await self._found(host, self._find_otherwise)
 
     async def find_for_others(self, host: str) -> Endpoint | Unknown:
-        """The same for who asks this process, which asks no other: they would ask each other, and themselves, again and
-        again for as long as Ray is silent.
+        """Return the same to another process, and ask no third one. Else processes would ask each other, and
+        themselves, again and again for as long as Ray is silent.
         """
         return await self._found(host, _await_ray)
 
@@ -370,7 +372,7 @@ async def candidates() -> list[str]:
 
 
 async def find(host: str) -> Endpoint | Unknown:
-    """Where the process of a name listens, as Ray knows it."""
+    """Return the endpoint of the process with a name, as Ray knows it."""
     import ray
     from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 

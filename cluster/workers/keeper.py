@@ -145,7 +145,7 @@ class PoolKeeper:
                     placed.kill()
 
     def limit(self, min_workers: int, max_workers: int) -> None:
-        """Have so many workers from now on."""
+        """Keep this many workers from now on."""
         limits = self._scaling.limits
         if (limits.min_workers, limits.max_workers) != (min_workers, max_workers):
             self._scaling.limits = replace(limits, min_workers=min_workers, max_workers=max_workers)
@@ -366,7 +366,7 @@ class PoolKeeper:
             self._lose_successor(number, member, f"ended: {_last_line(report.error)}")
 
     def _lose_successor(self, number: int, member: _Member, how: str) -> None:
-        """One that does not answer is not dead yet: it would stay, and what it has of Ray with it."""
+        """Kill a successor that does not answer. It is not dead yet, and would stay with what it has of Ray."""
         assert member.successor is not None
         member.successor.kill()
         with self._lock:
@@ -458,5 +458,5 @@ def _last_line(why: str) -> str:
 
 
 def plain(status: PoolStatus) -> dict[str, Any]:
-    """As it is reported."""
+    """Return a status as it is reported."""
     return {name: getattr(status, name) for name in PoolStatus.__dataclass_fields__}

@@ -150,7 +150,7 @@ def test_seeds_that_once_failed_are_clean(name: str, seed: int) -> None:
 
 
 def check(name: str, seeds: range) -> None:
-    """These seeds are clean, and something was checked in them."""
+    """Assert that these seeds are clean, and that something was checked in them."""
     checked = 0
     for seed in seeds:
         if (name, seed) in OPEN:
