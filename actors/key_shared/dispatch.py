@@ -3,7 +3,7 @@
 A plain synchronous object. It knows positions and hashes, never payloads; it does no I/O and has no clock (`now` is
 milliseconds). The dispatcher actor feeds it and carries out what `route` says. The parts:
 
-    core             the state that several operations need, and the transitions of which they are made
+    dispatch_state   the state that several operations need, and the transitions that they are made of
     position_table   rows by position: what the window and the parked messages have in common
     window           the messages that are read and not done, by column, each in one state
     tables           owner, holder, pending and replayed by hash; draining is derived from them
@@ -11,13 +11,13 @@ milliseconds). The dispatcher actor feeds it and carries out what `route` says. 
     selectors        who owns which hash
     policies         the one gate in which the four ways of keeping order differ
     dispatch_pass    one pass of the dispatch
-    assignments      what it sends to whom, by column
-    hash_assignments who comes and goes, and what becomes of its hashes
+    assignments      the messages that it sends to each consumer, by column
+    hash_assignments consumers join and leave, and their hashes move
     arrivals         messages come: read forward, due, or named by a consumer that holds them
-    claims           what consumers hold from before a change of owner
-    delays           when what was given back with a delay may go out again
-    acks, nacks      what is done, and what is given back (`carried_redeliveries`: also before it is read)
-    revocation       what is given back keeps its place (nack_order=key)
+    claims           messages that consumers hold from before a change of owner
+    delays           times at which messages that were given back with a delay may go out again
+    acks, nacks      messages are done, or given back (`carried_redeliveries`: also before they are read)
+    revocation       messages that are given back keep their place (nack_order=key)
     parking          keys that wait for a decision
     parked_messages  the messages of these keys, in a table of their own
     sentinel         checks every delivery against the promises, from its own books
@@ -272,7 +272,9 @@ class KeySharedDispatcher:
         return int(core.members.granted[member.slot]) > before
 
     def acknowledge(self, positions: Positions, consumer: int | None = None) -> Positions:
-        """Messages are done, whoever reports it (KS-57); returns those that were here, ascending, each once."""
+        """Mark messages as done, also when another consumer holds them (KS-57). Return those that were here, ascending,
+        each once.
+        """
         return acknowledge(self._core, positions, consumer)
 
     def acknowledge_soon(self, positions: Positions, consumer: int | None = None, *, now: int | None = None) -> None:
@@ -303,16 +305,16 @@ class KeySharedDispatcher:
     ) -> int:
         """Give back all that a consumer was sent, in order; returns how many messages (KS-59).
 
-        seen: what it is known to have had (int64, ascending); only of these the redelivery count rises. counts: with
-        which count it had each (uint8). unseen: so many of the others were sent and never arrived, so their permits are
-        free again.
+        seen: the messages that it is known to have had (int64, ascending); only their redelivery count rises. counts:
+        uint8, the count with which it had each. unseen: the number of messages that were sent and never arrived; their
+        permits are free again.
         """
         core = self._core
         member = core.members.by_number.get(consumer)
         return 0 if member is None else nacks.redeliver_all(core, member, seen, counts, unseen=unseen, now=now)
 
     def never_arrived(self, consumer: int, count: int) -> None:
-        """So many messages that were routed to a consumer were not sent, and are elsewhere: their permits are free."""
+        """Free the permits of `count` messages that were routed to a consumer and never sent; they are elsewhere now."""
         member = self._core.members.by_number.get(consumer)
         if member is not None and count:
             self._core.members.take_back(member, count)
@@ -460,7 +462,7 @@ class KeySharedDispatcher:
         return [change.as_dict() for change in self._core.history.changes]
 
     def owner(self, hash: int, at: int | None = None) -> dict[str, Any]:
-        """Who owns a hash now, or owned it at a time (ms)."""
+        """Return the owner of a hash, now or at a time (ms)."""
         core = self._core
         if at is not None:
             return core.history.owner(hash, at)

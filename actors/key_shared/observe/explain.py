@@ -181,7 +181,7 @@ def _gate_reason(core: DispatchState, gate: Gate, row: int, now: int) -> Reason:
 
 
 def _recently_joined(core: DispatchState, policy: RecentlyJoined, row: int, now: int) -> Reason:
-    """Whose joining holds the row back, which for a redelivery may be that of another newcomer than its owner."""
+    """Explain which recent joining holds the row back. For a redelivery, the newcomer need not be its owner."""
     window, slot = core.window, int(core.tables.owner[int(core.window.hash[row])])
     pending = window.rows_in(PENDING)
     mine = (window.hash[pending] == window.hash[row]) & (window.consumer[pending] != slot)
@@ -431,7 +431,7 @@ def _holders(core: DispatchState, rows: Rows, now: int) -> list[dict[str, Any]]:
 
 
 def owner_name(core: DispatchState, slot: int) -> str:
-    """What the consumer in a slot that is taken is called in answers."""
+    """Return the name in answers of the consumer in a taken slot."""
     member = core.members.at(slot)
     return f"{member.name}#{member.number}"
 

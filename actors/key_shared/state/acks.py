@@ -23,7 +23,7 @@ from sluice.storage.format.position import Positions
 
 
 def acknowledge(core: DispatchState, positions: Positions, consumer: int | None) -> Positions:
-    """These messages are done; returns those that were here, ascending, each once."""
+    """Mark messages as done, and return those that were here, ascending, each once."""
     done, unread = _acknowledge(core, positions)
     _credit(core, consumer, len(done) + len(unread))
     core.window.trim()
@@ -52,7 +52,10 @@ def acknowledge_all(core: DispatchState, reports: list[tuple[Positions, int | No
 
 
 def _acknowledge(core: DispatchState, positions: Positions) -> tuple[Positions, Positions]:
-    """Those in the window, and those that consumers hold but that were not read again; ascending, each once."""
+    """Return the messages that were in the window, and those that consumers held before they were read again.
+
+    Both are ascending, and each message comes once.
+    """
     parking.forget(core, positions)
     window = core.window
     rows, done = window.locate(positions)

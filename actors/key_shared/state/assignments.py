@@ -1,7 +1,7 @@
 """The assignments of one dispatch pass: whole columns, sorted by consumer, and cut for one only on request.
 
-With hundreds of consumers the cuts are most of the objects of a pass. Whoever works on columns takes the `shares`
-and needs none of them; whoever serves one consumer after the other iterates, and gets one `Assignment` for each.
+With hundreds of consumers the cuts are most of the objects of a pass. A caller that works on columns takes the `shares`
+and needs no cut; a caller that serves single consumers iterates, and gets one `Assignment` for each.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class WaitTimes:
         self._came.append((count, appended))
 
     def read(self, now: int) -> None:
-        """A dispatch takes what came, at `now` (ms)."""
+        """Take the messages that came into a dispatch at `now` (ms)."""
         self.gates.read_at(now)
         for count, appended in self._came:
             for gate, start, end in self.gates.parts(appended or now):
@@ -142,20 +142,20 @@ class DispatchCounters:
         self.waits = WaitTimes()
 
     def begin_pass(self) -> None:
-        """One more pass."""
+        """Count one more pass."""
         self.passes += 1
 
     def dispatch(self, count: int) -> int:
-        """So many messages are sent; returns the number of the first of them."""
+        """Count messages that are sent, and return the number of the first of them."""
         self.dispatched += count
         return self.dispatched - count
 
     def hold_back(self, count: int) -> None:
-        """A gate of the policy refused so many."""
+        """Count messages that a gate of the policy refused."""
         self.held_back += count
 
     def continue_from(self, before: DispatchCounters) -> None:
-        """The numbers of messages go on, and the total."""
+        """Go on with the numbers of messages and the totals of an earlier state."""
         self.dispatched, self.held_back, self.waits = before.dispatched, before.held_back, before.waits
 
 

@@ -39,5 +39,5 @@ class Delays:
         heapq.heapify(self._groups)
 
     def pop_due(self, now: int) -> Positions | None:
-        """Positions to look at now, ascending; None: there are no more."""
+        """Return positions to look at now, ascending, or None."""
         return heapq.heappop(self._groups)[2] if self._groups and self._groups[0][0] <= now else None

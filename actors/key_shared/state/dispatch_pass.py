@@ -168,7 +168,7 @@ def _pass(core: DispatchState, rows: Rows | slice, out: Assignments, now: int, *
 
 
 def _note_reasons(core: DispatchState, rows: Rows, reasons: npt.NDArray[np.uint8], now: int, *, fresh: bool) -> None:
-    """Rows go on waiting; of those that wait for another reason than before, the part until now is counted."""
+    """Let rows go on waiting. If the reason of a row has changed, count its wait for the earlier reason."""
     window = core.window
     if not fresh:
         changed = (window.why[rows] != reasons) & ((window.flags[rows] & DELIVERED) == 0)
@@ -178,17 +178,17 @@ def _note_reasons(core: DispatchState, rows: Rows, reasons: npt.NDArray[np.uint8
 
 
 def _count_waits(core: DispatchState, rows: Rows, now: int) -> None:
-    """The reason for which rows waited is over."""
+    """End the waits of rows for their present reason, and count them."""
     window = core.window
     rows = rows[window.why[rows] != NO_REASON]
     core.counters.waits.end(window.why[rows], now - window.why_since[rows])
 
 
 def _mark_fresh(core: DispatchState, rows: Rows | slice, owners: Reduced, left: npt.NDArray[np.intp], now: int) -> None:
-    """Of the rows that were read forward all but `left` are with their owner now.
+    """Give the rows that were read forward to their owners, all except `left`.
 
-    Those wait with their place in the order (KS-37.3). As they are few, all are marked as sent, in the order in
-    which they lie, and these then taken back.
+    The rows of `left` wait with their place in the order (KS-37.3). As they are few, all rows are marked as sent, in
+    the order in which they lie, and then these are taken back.
     """
     window = core.window
     window.since[rows] = now

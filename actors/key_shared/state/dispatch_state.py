@@ -5,8 +5,7 @@ messages away from the consumers that hold them, `queue` and `unqueue` keep coun
 in the order, `change_owners` follows a join or a leave. Each keeps window, hash tables, members and sentinel in step,
 so no operation can forget one of them.
 
-`recheck` says that something waiting might be able to go out now. As long as nothing of that kind happened, waiting
-messages are not looked at again.
+`recheck` is set when a waiting message might be able to go out. While it is not set, a pass skips the waiting messages.
 """
 
 from __future__ import annotations
@@ -84,9 +83,9 @@ class DispatchState:
         ordered = settings.type == "key_shared" and not settings.allow_out_of_order_delivery
         self.holds_keys = settings.delay_key_policy == "block_key" and ordered
         self.nack_ordered = settings.nack_order == "key" and self.policy.strict
-        """What is given back keeps its place among the messages of its key (`revocation`)."""
+        """Whether a message that is given back keeps its place among the messages of its key (`revocation`)."""
         self.holding = (HELD, WAITING) if self.nack_ordered else (HELD,)
-        """States in which a row holds back the later ones of its hash until some time."""
+        """The states in which a row holds back the later ones of its hash until some time."""
         self.tables = HashTables(
             tracking=self.policy.strict, holding=self.holds_keys or self.nack_ordered, revoking=self.nack_ordered
         )
@@ -103,7 +102,7 @@ class DispatchState:
         self.now = 0
 
     def successor(self) -> DispatchState:
-        """An empty state that goes on with the numbers, the history and the totals of this one."""
+        """Return an empty state that goes on with the numbers, the history and the totals of this one."""
         new = DispatchState(
             self.settings, self.partition, first_consumer=self.members.next_number, history=self.history
         )
@@ -117,13 +116,13 @@ class DispatchState:
         return new
 
     def at(self, now: int) -> None:
-        """It is `now`, in milliseconds."""
+        """Set the time to `now`, in milliseconds."""
         if not self.now:
             self.counters.waits.gates.own_since(now)
         self.now = now
 
     def look_again(self) -> None:
-        """Something that waits might be able to go out now."""
+        """Make the next pass try the waiting messages."""
         self.recheck = True
 
     def taken_recheck(self) -> bool:
@@ -171,7 +170,7 @@ class DispatchState:
         return self.parked.counted + self.window.count[DEAD] if self.parked.on else 0
 
     def look_ahead_limit(self) -> int:
-        """How many messages may wait to be sent before reading forward stops (KS-40)."""
+        """Return how many messages may wait to be sent before reading forward stops (KS-40)."""
         return look_ahead_limit(self.settings, len(self.members))
 
     def settle_limits(self) -> None:
@@ -182,15 +181,15 @@ class DispatchState:
     # -- transitions ------------------------------------------------------------------------------------------------
 
     def queue(self, rows: Rows) -> None:
-        """These rows wait with a known place in the order."""
+        """Count rows that wait with a known place in the order."""
         self.tables.queued(self.window.hash[rows])
 
     def unqueue(self, rows: Rows) -> None:
-        """The reverse of `queue`."""
+        """Reverse `queue`."""
         self.tables.unqueued(self.window.hash[rows])
 
     def move_waiting(self, rows: Rows, before: int, after: int) -> None:
-        """Rows that no consumer holds change their state, and the tables by hash with them."""
+        """Change the state of rows that no consumer holds, and the tables by hash with it."""
         if len(rows) == 0:
             return
         self.window.move(rows, len(rows), before, after)

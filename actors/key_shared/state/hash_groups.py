@@ -1,9 +1,9 @@
-"""Columns with a number for each of the 65,536 hashes, of which memory is taken for the hashes that were used.
+"""Columns with a number for each of the 65,536 hashes, with memory only for hashes that were used.
 
 A broker has such columns for each partition of each subscription, and with a thousand partitions a partition has few
 keys. A page of each column for each of its hashes would be most of a partition's memory. So hashes come in groups of
-GROUP neighbours, and a group gets its rows when one of it is used first. With more than MOST_GROUPS of them, or as soon
-as MANY hashes come at a time, every hash has its own row, and looking them up costs nothing.
+GROUP neighbours, and a group gets its rows at the first use of one of its hashes. With more than MOST_GROUPS groups, or
+as soon as MANY hashes come at a time, every hash has its own row, and a look-up costs nothing.
 """
 
 from __future__ import annotations

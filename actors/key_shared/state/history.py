@@ -110,7 +110,10 @@ class History:
                 del member.events[:-_EVENTS_A_CONSUMER]
 
     def owner(self, hash: int, at: int) -> dict[str, Any]:
-        """Who owned a hash at a time: name ("" for nobody) and the change that made it so; None if not known."""
+        """Return the owner of a hash at a time: its name ("" for no owner) and the change that made it so.
+
+        Both are None if the history does not reach that far.
+        """
         found: dict[str, Any] = {"owner": None, "epoch": None}
         for change in self.changes:
             for low, high, old, new in change.moved:
@@ -122,7 +125,7 @@ class History:
 
 
 def _name(members: Members, slot: int, left: Mapping[int, AttachedConsumer]) -> str:
-    """What the consumer in a slot is called in the history; empty for nobody."""
+    """Return the name in the history of the consumer in a slot; empty for a slot without one."""
     member = members.by_slot[slot] if slot < members.slots else None
     member = left.get(slot) if member is None else member
     return NOBODY if member is None else f"{member.name}#{member.number}"

@@ -212,7 +212,7 @@ def _raised(counts: Counts, seen: Counts | None) -> Counts:
 
 
 def _send_to_dead_letters(core: DispatchState, rows: Rows) -> None:
-    """Of rows that wait, those redelivered too often go to the dead letters instead."""
+    """Move waiting rows that were redelivered too often to the dead letters."""
     window, most = core.window, core.settings.max_redeliver_count
     if most <= 0:
         return
@@ -248,7 +248,10 @@ def snapshot(core: DispatchState) -> bytes:
 def _note(
     core: DispatchState, positions: Positions, counted: bool, until: int, seen: Counts | None, overtook: Mask
 ) -> None:
-    """These were given back, and are not here; seen: the count that the consumer had with each."""
+    """Carry counts and delays of messages that were given back and are not here.
+
+    seen: the count that the consumer had with each.
+    """
     if not (counted or until):
         positions, overtook = positions[overtook], overtook[overtook]
     if not len(positions):
@@ -264,7 +267,7 @@ def _note(
 
 
 def _overtook(core: DispatchState, rows: Rows, positions: Positions) -> None:
-    """Of these rows, the application had those at `positions` before an earlier message of their key came again."""
+    """Mark the rows at `positions`: the application had them before an earlier message of their key came again."""
     if len(positions):
         core.window.note_overtaking(rows[np.isin(core.window.position[rows], positions)])
 

@@ -66,7 +66,7 @@ def revoke(core: DispatchState) -> None:
 
 
 def close_hashes(core: DispatchState) -> None:
-    """Of which hashes nothing behind some position goes out (`parked_messages`): look again."""
+    """Find the closed hashes again, and the position in each behind which no message goes out (`parked_messages`)."""
     dead = core.window.rows_in(DEAD)
     core.parked.close(core.window.position[dead], core.window.masked_hash[dead])
     core.look_again()

@@ -46,7 +46,7 @@ class Selector(Protocol):
         """Let a consumer take part. Raises Conflict or Invalid and changes nothing then."""
 
     def rivals(self, ranges: Sequence[Range]) -> list[int]:
-        """The slots in whose place a consumer with these ranges would be; it is refused as long as they take part."""
+        """Return the slots that exclude a consumer with these ranges; it is refused while they take part."""
 
     def remove(self, *slots: int) -> None:
         """Consumers no longer take part; fine if one never did."""
@@ -256,7 +256,7 @@ class AutoSplit:
         self._parts[upper - width // 2] = slot
 
     def rivals(self, ranges: Sequence[Range]) -> list[int]:
-        """Nobody's in particular: each has a part."""
+        """Return no slot: each consumer has a part."""
         return []
 
     def remove(self, *slots: int) -> None:

@@ -118,7 +118,7 @@ class Window(PositionTable):
         return unreached
 
     def count_redeliveries(self, rows: Rows, counts: npt.NDArray[np.uint8]) -> None:
-        """So often were these redelivered, uint8, one a row."""
+        """Set the redelivery count of each row (uint8)."""
         self.redelivery[rows] = counts
         self.redelivered = True
 
