@@ -314,7 +314,7 @@ class KeySharedDispatcher:
         return 0 if member is None else nacks.redeliver_all(core, member, seen, counts, unseen=unseen, now=now)
 
     def never_arrived(self, consumer: int, count: int) -> None:
-        """Free the permits of `count` messages that were routed to a consumer and never sent; they are elsewhere now."""
+        """Free the permits of `count` messages that were routed to a consumer and never sent, and are elsewhere now."""
         member = self._core.members.by_number.get(consumer)
         if member is not None and count:
             self._core.members.take_back(member, count)
