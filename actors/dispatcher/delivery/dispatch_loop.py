@@ -1,6 +1,6 @@
 """Messages out, acknowledgements in: one task routes whenever something changed, and polls fetch the result.
 
-Acknowledgements, of which there are the most, may be told to wait for one another (`unblocking_interval_ms`).
+The most frequent change is an acknowledgement; with `unblocking_interval_ms` acknowledgements wait for one another.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class DispatchLoop:
         SignalTask(self._ports, self._wakeups.route, self._look, "route").start()
 
     async def _look(self) -> int | None:
-        """Something may go out. Returns in how many ms more may because its time has come, None for never."""
+        """Run one dispatch pass. Return ms until the next timed redelivery, or None."""
         self._wakeups.route.clear()
         try:
             while not self._may_send():
@@ -194,15 +194,17 @@ class DispatchLoop:
         return None if wakeup is None else pause_until(wakeup, now)
 
     def _may_send(self) -> bool:
-        """Whether nothing must be durable first. What nobody was sent, and a client calls done, a next owner that does
-        not know of that would send behind later messages of its key.
+        """Return whether nothing must be durable first.
+
+        An acknowledgement of a message that was never sent holds sending back until it is durable: a next owner that
+        did not know of it would send the message behind later ones of its key.
         """
         if self._core.taken_done_unsent():
             self._store.hold_back()
         return not self._store.holds_back
 
     def _leave_out(self) -> None:
-        """What waits for a consumer's poll is another one's as soon as that is active, and may come back later."""
+        """Drop messages from the outboxes that are no longer their consumer's: another one is active, and may get them."""
         for session in self._sessions.all():
             if session.outbox:
                 left = session.keep(self._core.pending(session.number))
