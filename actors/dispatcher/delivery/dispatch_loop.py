@@ -204,7 +204,10 @@ class DispatchLoop:
         return not self._store.holds_back
 
     def _leave_out(self) -> None:
-        """Drop messages from the outboxes that are no longer their consumer's: another one is active, and may get them."""
+        """Drop messages from the outboxes of consumers that do not hold them any more: another consumer became active.
+
+        Such a message may come back to its former consumer later.
+        """
         for session in self._sessions.all():
             if session.outbox:
                 left = session.keep(self._core.pending(session.number))

@@ -16,8 +16,8 @@ come back to the place, and its hashes would wait for the whole grace.
 **An offer outlives its consumer.** A consumer that takes up an offered place may be an attempt that was given up as
 well. So the offer holds until that consumer asks for messages.
 
-**An earlier life** of a consumer holds nothing any more, as the consumer itself says: its session ends, and the new life
-takes on its place.
+**An earlier life** of a consumer holds nothing any more, as the consumer itself says: its session ends, and the new
+life takes on its place.
 """
 
 from __future__ import annotations
@@ -93,9 +93,7 @@ class ReconnectGrace:
 
     @contextlib.contextmanager
     def coming(self, name: str) -> Iterator[None]:
-        """Note, within the block, that a consumer of this name attaches: if it came before the grace was over it finds
-        its place.
-        """
+        """Keep, within the block, the place of this name: a consumer that attaches before the grace is over finds it."""
         self._coming[name] += 1
         try:
             yield
@@ -164,7 +162,7 @@ class ReconnectGrace:
         return JoinAs(into=place.slot) if place.slot in ring.kept else JoinAs(after=place.number)
 
     def _kept_place(self, request: Attach) -> JoinAs | None:
-        """Return a place that is kept for the consumer's name, unless its former consumer may still come back itself."""
+        """Return a place that is kept for the consumer's name, unless the former consumer may still come back."""
         ring = self._core.ring
         kept = [ring.place(slot) for slot in ring.kept]
         mine = [place for place in kept if place.name == request.consumer and place.keeps_place]
@@ -222,10 +220,9 @@ class ReconnectGrace:
         return {number for number in numbers if self._sessions.find(number) is not None}
 
     async def asks(self, number: int) -> None:
-        """Keep the consumer's place from now on, and withdraw its offer unless the consumer repeats it: it asks for
-        messages.
+        """Keep the consumer's place from now on, and withdraw its offer: the consumer asks for messages.
 
-        Both are durable before it gets any.
+        Only the consumer itself can offer the place again. The change is durable before the consumer gets any message.
         """
         if number in self._seconds or number in self._offered:
             place = self._core.ring.get(number)

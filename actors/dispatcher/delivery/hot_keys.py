@@ -12,10 +12,10 @@ Looks that find little are counted together, because a broker has many partition
 
 **A key that holds a partition back** is noticed and reported where operators look. One consumer works through the
 messages of a key in order. If that consumer does not keep up with a key, the key's messages gather until they fill the
-look-ahead, and messages of other keys behind them come late. The key is reported when two things were true at every look
-for HELD_BACK_MS. The same key had more than half of all unfinished messages, at least FEWEST of them. A consumer had
-some of them while others waited for it, or it had one message for all that time. A stream that flows looks different,
-however large the share of one key is: no message waits then.
+look-ahead, and messages of other keys behind them come late. The key is reported when two things were true at every
+look for HELD_BACK_MS. The same key had more than half of all unfinished messages, at least FEWEST of them. A consumer
+had some of them while others waited for it, or it had one message for all that time. A stream that flows looks
+different, however large the share of one key is: no message waits then.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class HotKeys:
             self._held.halve()
 
     async def top(self, top: int) -> dict[str, Any]:
-        """Return the `top` heaviest keys, by messages, by bytes and by the time held, and the hashes that wait longest."""
+        """Return the `top` heaviest keys, by messages, by bytes and by time held, and the hashes that wait longest."""
         self._count()
         self._count_held()
         found = [(self._messages, "count"), (self._bytes, "count"), (self._held, "millis")]

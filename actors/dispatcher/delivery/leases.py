@@ -316,7 +316,7 @@ class Leases:
         self._wakeups.route.set()
 
     async def _row_index(self, session: Session) -> RowIndex:
-        """Return the index columns of the session's unread messages; wait for the topic as long as the session is open."""
+        """Return the index columns of the session's unread messages; wait for the topic while the session is open."""
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while self._sessions.is_open(session) and len(unread := self._core.claims_of(session.number)):
             try:
