@@ -93,7 +93,7 @@ class ReconnectGrace:
 
     @contextlib.contextmanager
     def coming(self, name: str) -> Iterator[None]:
-        """Keep, within the block, the place of this name: a consumer that attaches before the grace is over finds it."""
+        """Keep the place of this name within the block: a consumer that attaches before the grace is over finds it."""
         self._coming[name] += 1
         try:
             yield
@@ -263,7 +263,7 @@ class ReconnectGrace:
 
     @property
     def keeps(self) -> bool:
-        """Return whether a place is kept for a consumer just now."""
+        """Whether a place is kept for a consumer just now."""
         return bool(self._core.ring.kept or self._damped)
 
     async def run(self) -> None:
