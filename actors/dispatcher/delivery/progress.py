@@ -121,7 +121,7 @@ class ProgressReporter:
         return min(reached, store.mark_delete)
 
     def _rest_longer(self, has_all: Callable[[], bool]) -> int:
-        """Return ms for which there is still nothing to do, 0 if there is. An unused subscription thus wakes no task."""
+        """Return ms for which there is still nothing to do, 0 if there is. An unused subscription wakes no task."""
         now = self._topic.known_owner(), self._state.cursor.mark_delete
         return REST_MS if has_all() and self._reported == now else 0
 

@@ -60,8 +60,9 @@ class Recorded(Protocol):
 
 
 def settings_in(key: str, value: bytes) -> SubscriptionSettings:
-    """Return the settings that the next owner works with, from a version's bytes, for callers that only look. Raises
-    Corrupt.
+    """Return the settings that the next owner works with, from a version's bytes. Raises Corrupt.
+
+    For callers that only look: an owner uses `recorded_settings`.
     """
     return recorded_settings(record_in(key, value), key)[0]
 

@@ -96,7 +96,7 @@ class UnackedRuns:
         self._shared_bytes -= oldest.bytes
 
     def done(self, positions: Positions) -> None:
-        """Count down messages (int64, ascending) that are done, each reported once, and forget runs without open ones."""
+        """Count down messages (int64, ascending) that are done, each once, and forget runs without open messages."""
         if not len(positions) or not self._live:
             return
         if len(positions) == 1:
