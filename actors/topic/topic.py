@@ -444,7 +444,7 @@ class Topic(Actor):
     def _decoded(self, request: Publish | PublishMany | PublishResults, payload: memoryview) -> tuple[Run, StoredBatch]:
         """Decode and check the run of a request. Raises Invalid; Corrupt if it was damaged on its way.
 
-        What this process has encoded is neither decoded nor held to the limits again: whoever made the batch did that.
+        A batch that this process encoded is neither decoded nor held to the limits again: its maker held it to them.
         """
         run = Run(request.count, request.delayed, request.shape, payload, request.crc)
         batch = request.payload.decoded
@@ -570,7 +570,7 @@ class Topic(Actor):
 
     @property
     def problem(self) -> str:
-        """Return what an operator must look at, or "": a recovery that does not go on, unreadable runs or policies."""
+        """What an operator must look at, or "": a recovery that does not go on, unreadable runs or policies."""
         waits = "" if self._serving.is_set() else self._log.recovery_waits(ALARM_MS)
         if waits:
             return f"the recovery waits: {waits}"
