@@ -272,8 +272,9 @@ class KeySharedDispatcher:
         return int(core.members.granted[member.slot]) > before
 
     def acknowledge(self, positions: Positions, consumer: int | None = None) -> Positions:
-        """Mark messages as done, also when another consumer holds them (KS-57). Return those that were here, ascending,
-        each once.
+        """Mark messages as done, also those that another consumer holds (KS-57).
+
+        Return those that were here, ascending, each once.
         """
         return acknowledge(self._core, positions, consumer)
 

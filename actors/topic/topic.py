@@ -570,7 +570,7 @@ class Topic(Actor):
 
     @property
     def problem(self) -> str:
-        """What an operator must look at, or "": a recovery that does not go on, unreadable runs or policies."""
+        """The trouble that an operator must look at, or "": a stuck recovery, unreadable runs or policies."""
         waits = "" if self._serving.is_set() else self._log.recovery_waits(ALARM_MS)
         if waits:
             return f"the recovery waits: {waits}"

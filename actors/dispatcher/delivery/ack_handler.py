@@ -72,8 +72,8 @@ class AckHandler:
         self._store.hold_back()
 
     def start_over(self, target: int) -> None:
-        """Mark everything before `target` as done and everything from it on as open, and forget the holders of all
-        messages.
+        """Move the cursor to `target`: everything before it is done, everything from it on is open and held by no
+        consumer.
 
         Nothing is sent before that is durable, see `skip_to`.
         """

@@ -31,9 +31,7 @@ class DueMessages:
         SignalTask(self._ports, self._wakeups.due, self._release, "due").start()
 
     async def _release(self) -> int | None:
-        """Move the messages that are due now. Return ms until the next one is due, None if no message waits for its
-        time.
-        """
+        """Move the messages that are due now. Return ms until the next one is due, None if no message waits."""
         tracker, wakeups = self._tracker, self._wakeups
         wakeups.due.clear()
         wakeups.read.set()

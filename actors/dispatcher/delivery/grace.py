@@ -40,8 +40,7 @@ from sluice.storage.errors import Conflict, Invalid, Unavailable
 
 
 class RecordedPlaces:
-    """See `Recorded`: the ring with every place, where places are kept. damping: see
-    `actors.dispatcher.delivery.damping`."""
+    """The ring with every place, where places are kept; see `Recorded`. damping: see the module of that name."""
 
     field = "places"
 
@@ -135,7 +134,7 @@ class ReconnectGrace:
         return self._new_place(request), None
 
     def _own_place(self, request: Attach) -> JoinAs | None:
-        """Return the place of the consumer's incarnation. An earlier life's session ends, and its late requests get no
+        """Return the place of the consumer's incarnation. End an earlier life's session: its late requests get no
         place.
         """
         base = base_of(request.incarnation)

@@ -65,9 +65,7 @@ class _Roster:
                 self._sessions[place] = None
 
     def from_place(self, first: int) -> Iterable[tuple[int, Asked]]:
-        """Return the sessions that are left, with their places in a heartbeat; `first`: the place of the roster's first
-        one.
-        """
+        """Return the sessions that are left, with their places in a heartbeat; `first`: the place of the first one."""
         return ((place, asked) for place, asked in enumerate(self._sessions, first) if asked is not None)
 
 

@@ -241,9 +241,7 @@ class BacklogReader:
         return True
 
     def _next(self) -> int:
-        """Return the next position that may be neither done nor delayed: whole stretches are never read
-        (discontinuous).
-        """
+        """Return the next position that may be neither done nor delayed: whole stretches are never read."""
         at = self._cursor.next_unacknowledged(max(self.position, 0))
         while self.end >= at and not self._core.holds_keys:
             beyond = self._tracker.next_untracked(at, self.end + 1)

@@ -86,9 +86,7 @@ class RecordedRedeliveries:
 
 
 def _columns(positions: Positions, seen: npt.NDArray[np.uint8]) -> tuple[Positions, npt.NDArray[np.uint8] | None]:
-    """Return the positions, ascending, each once, with their reported counts. Raises Invalid if the lengths do not
-    match.
-    """
+    """Return positions, ascending, each once, with their reported counts. Raises Invalid if the lengths differ."""
     if len(seen) and (len(seen) != len(positions) or seen.dtype != np.uint8):
         raise Invalid(f"{len(seen)} redelivery counts ({seen.dtype}) were sent for {len(positions)} messages")
     if len(positions) and not bool((positions[1:] > positions[:-1]).all()):

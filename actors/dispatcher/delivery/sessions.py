@@ -138,9 +138,7 @@ class Session:
         self.ready.set()
 
     def push(self, parts: list[Part]) -> None:
-        """Add messages to the outbox. A payload for which there is no room is left out: the consumer asks the topic for
-        it.
-        """
+        """Add messages to the outbox. A payload without room is left out: the consumer asks the topic for it."""
         for part in parts:
             size = 0 if part.blob is None else part.blob.size
             fits = self._outbox_bytes + size <= MAX_ANSWER_BYTES
@@ -193,8 +191,7 @@ class Session:
         return True
 
     def void(self, consumer_epoch: int, turn: int) -> int:
-        """Begin a consumer epoch: messages that the consumer has not taken, after this turn, are void; returns how
-        many.
+        """Begin a consumer epoch: messages after this turn that the consumer has not taken are void; returns how many.
 
         An earlier answer that is still on its way carries the earlier epoch, and the consumer drops it.
         """

@@ -234,8 +234,9 @@ def _part(run: RunIndex, rows: npt.NDArray[np.uint32], redeliveries: npt.NDArray
 def parts_to_ask_for(
     positions: Positions, redeliveries: npt.NDArray[np.uint8] = NO_COUNTS, dispatch: int = 0
 ) -> list[Part]:
-    """Return parts of ascending positions whose payload only the topic has, one for each ledger; their rows are entry
-    ids.
+    """Return parts, one for each ledger, of ascending positions whose payload only the topic has.
+
+    Their rows are entry ids.
     """
     parts = []
     ledgers = ledgers_of(positions)

@@ -236,9 +236,7 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True)
 class SelectedDelays:
-    """A piece of delayed messages, positions ascending. names: their sender's name for each, if that was asked; else
-    empty.
-    """
+    """A piece of delayed messages, positions ascending. names: the name that each has from its sender, if wanted."""
 
     entries: Entries
     names: list[str]
@@ -285,9 +283,7 @@ class DelayedSelection:
             at = max(at + 1, int(np.searchsorted(positions, resume)))
 
     async def _read(self, start: int, limit: int, hashes: Hashes | None = None) -> tuple[Entries, int | None]:
-        """Return the delayed messages of some runs (hashes: only those), and where to read on; None: the log ends
-        there.
-        """
+        """Return the delayed messages of some runs (hashes: only those), and where to read on; None at the end."""
         runs, resume = await self._log.runs(start, limit)
         parts = [_delayed_rows(run, columns, hashes) for run, columns in runs]
         return concat([part for part in parts if len(part)]), resume

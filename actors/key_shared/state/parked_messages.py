@@ -60,9 +60,7 @@ class ParkedKey:
 
 
 class ParkedTable(PositionTable):
-    """A table with one row a parked message. key_number: of its `ParkedKey`. size: its bytes. Both are 0 while it is
-    UNKNOWN.
-    """
+    """A table with one row a parked message. key_number: of its `ParkedKey`. size: its bytes. Both: 0 while UNKNOWN."""
 
     columns = (*PositionTable.columns, "key_number", "size")
 
@@ -98,7 +96,7 @@ class ParkedMessages:
         self.stale = self.asks_back = False
         """stale: the closed hashes may have changed. asks_back: a consumer may hold messages behind a failed one."""
         self.examined = False
-        """Some row of the window was here, and went back because it has another key."""
+        """Whether some row of the window was here, and went back because it has another key."""
         self.parked_total = self.redriven_total = 0
         """How many keys were ever parked, and how many messages operators redrove."""
         self._closed = _NO_HASHES
@@ -183,7 +181,7 @@ class ParkedMessages:
         return bool(self._allowed()[number])
 
     def _allowed(self) -> Mask:
-        """Which keys are parked, by number: the first ones to fail, up to the limit."""
+        """Return which keys are parked, by number: the first ones to fail, up to the limit."""
         if self._may_park_stale:
             self._may_park_stale = False
             self._may_park[:] = False
@@ -201,7 +199,7 @@ class ParkedMessages:
     # -- hashes -----------------------------------------------------------------------------------------------------
 
     def close(self, dead: Positions, dead_hashes: Hashes) -> None:
-        """The closed hashes: those of parked keys, and those of failed messages that wait to be read."""
+        """Set the closed hashes: those of parked keys, and those of failed messages that wait to be read."""
         self.stale = False
         count = len(self.keys)
         hashes = np.fromiter((each.hash for each in self.keys.values()), np.uint32, count)
@@ -221,7 +219,7 @@ class ParkedMessages:
         return len(self._closed) > 0
 
     def closed(self, hashes: Hashes, positions: Positions) -> npt.NDArray[np.intp]:
-        """Which of these messages (indices) lie behind a failed one of their closed hash."""
+        """Return which of these messages (indices) lie behind a failed one of their closed hash."""
         near = np.flatnonzero(self._near[hashes & np.uint32(_NEAR - 1)])
         if not len(near):
             return near

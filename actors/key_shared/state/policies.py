@@ -295,8 +295,9 @@ def make_policy(name: str, *, remember_unacked_keys: bool = False) -> Policy:
 
 
 def policy_stats(policy: Policy, window: Window, last_read: int, describe: Callable[[int], str]) -> dict[str, Any]:
-    """Return the statistics that only this policy has, with Pulsar's names (LS-7). `describe(slot)` names a consumer
-    uniquely.
+    """Return the statistics that only this policy has, with Pulsar's names (LS-7).
+
+    describe(slot): a unique name of a consumer.
     """
     if not isinstance(policy, RecentlyJoined):
         return {}

@@ -161,8 +161,9 @@ class HashTables:
         holder[rows] = slots
 
     def released(self, hashes: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Count messages of these hashes that are no longer pending; returns the draining hashes that became free,
-        unique.
+        """Count messages of these hashes that are no longer pending; returns the draining hashes that this freed.
+
+        These are unique.
         """
         rows = self._out.rows(hashes)
         pending = self._out.columns[_PENDING]
