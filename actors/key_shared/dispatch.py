@@ -152,13 +152,13 @@ class KeySharedDispatcher:
             arrivals.bring(core, member, positions, hashes)
 
     def holds(self, positions: Positions) -> Mask:
-        """Which positions (int64, ascending) are in the window or parked."""
+        """Return which positions (int64, ascending) are in the window or parked."""
         core = self._core
         there: Mask = np.isin(positions, core.window.position[core.window.find(positions)])
         return there | core.parked.contains(positions)
 
     def knows(self, consumer: int, positions: Positions) -> Mask:
-        """Which positions (int64, ascending) this owner knows, or the consumer brought from an earlier owner.
+        """Return which positions (int64, ascending) this owner knows, or a consumer brought from an earlier owner.
 
         A delayed message is at hand as soon as it is due, however far the reading forward has come.
         """
@@ -487,7 +487,7 @@ class KeySharedDispatcher:
         return NO_POSITIONS if member is None else revocation.take_revoked(self._core, member)
 
     def overtook(self, positions: Positions) -> Positions:
-        """Which of these the application had before an earlier message of their key came again; ascending."""
+        """Return which of these the application had before an earlier message of their key came again; ascending."""
         return revocation.overtook(self._core, positions)
 
     def reduce(self, masked: Hashes) -> Reduced:

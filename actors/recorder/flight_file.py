@@ -59,7 +59,7 @@ NUMBERS = {name: number for number, name in enumerate(CALLS)}
 
 
 class RecordedCall(NamedTuple):
-    """One call of the decisions, with its outcome in the form of `outcome`. error: what it raised, else empty."""
+    """A call of the decisions, with its outcome in the form of `outcome`. error: what it raised, else empty."""
 
     number: int
     arguments: tuple[Any, ...]

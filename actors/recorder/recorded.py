@@ -152,7 +152,7 @@ class RecordedDecisions(KeySharedDispatcher):
         recording.note((NUMBERS["begin"], began, None, None, ""))
 
     def route(self, now: int) -> Assignments:
-        """As of the decisions; the place where a snapshot is taken."""
+        """Record a dispatch; after it a snapshot is taken, if the recording wants one."""
         recording = self.recording
         try:
             sent = super().route(now)
@@ -171,14 +171,14 @@ class RecordedDecisions(KeySharedDispatcher):
 
     @property
     def ring(self) -> HashRangeAssignments:
-        """As of the decisions."""
+        """The ring of the decisions, with its calls recorded."""
         ring = _RecordedRing(self._core)
         ring.recording = self.recording
         return ring
 
     @property
     def parking(self) -> Parking:
-        """As of the decisions."""
+        """The parked keys of the decisions, with the calls recorded."""
         parking = _RecordedParking(self._core)
         parking.recording = self.recording
         return parking

@@ -41,7 +41,7 @@ OnAnswer = Callable[[Answer], None]
 
 
 class HostedActor:
-    """One actor and the requests that it is answering.
+    """An actor and the requests that it is answering.
 
     broken: called with the exception when a handler or a background task raised what it must not; it is expected to
     call `end`. spawn: starts the tasks of handlers, which the end of the actor does not cancel by itself.
@@ -56,7 +56,7 @@ class HostedActor:
         self._calls: dict[asyncio.Task[Any], None] = {}
         self._waiting: dict[_PendingAnswer, None] = {}
         self._immediate: dict[str, tuple[type[Request[Any]], ImmediateHandler | None]] = {}
-        """Of the requests that came so far: their classes, and who takes them at once."""
+        """The class and the immediate handler of each kind of request that came so far."""
         self._over = ""
         self._looks = LET_GO.looks
 

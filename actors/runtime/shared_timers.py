@@ -46,7 +46,7 @@ class SharedTimers:
 
 
 class SharedTimer:
-    """One of them. Implements ports.Timer."""
+    """A call that shares its timer with others. Implements ports.Timer."""
 
     __slots__ = ("_call", "_together")
 

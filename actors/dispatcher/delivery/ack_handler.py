@@ -72,8 +72,7 @@ class AckHandler:
         self._store.hold_back()
 
     def start_over(self, target: int) -> None:
-        """Move the cursor to `target`: everything before it is done, everything from it on is open and held by no
-        consumer.
+        """Move the cursor to `target`: everything before it is done, everything from it on is open and not held.
 
         Nothing is sent before that is durable, see `skip_to`.
         """

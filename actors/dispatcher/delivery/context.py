@@ -74,9 +74,11 @@ class Wakeups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionContext:
-    """One subscription in the hands of its owner. epoch: the owner's epoch. end: where the topic ended when a new
-    subscription began (position of the last message, -1 for none); None if it is not new. log: read by all parts; the
-    compacted one by the reader alone. payloads: for reading messages whole.
+    """A subscription in the hands of its owner.
+
+    epoch: the owner's epoch. end: where the topic ended when a new subscription began (position of the last message, -1
+    for none); None if it is not new. log: read by all parts; the compacted one by the reader alone. payloads: for
+    reading messages whole.
     """
 
     ports: Ports

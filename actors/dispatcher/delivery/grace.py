@@ -134,9 +134,7 @@ class ReconnectGrace:
         return self._new_place(request), None
 
     def _own_place(self, request: Attach) -> JoinAs | None:
-        """Return the place of the consumer's incarnation. End an earlier life's session: its late requests get no
-        place.
-        """
+        """Return the place of the incarnation. End an earlier life's session: its late requests get no place."""
         base = base_of(request.incarnation)
         place = next((place for place in self._core.ring.places() if place.base == base), None)
         if place is None:

@@ -81,8 +81,8 @@ def life_of(incarnation: str) -> int:
 
 @dataclass(slots=True)
 class LeaseHolder:
-    """A consumer that may hold messages. process: where it runs, empty if that is not known. lease: ms that it may
-    outlast its owner.
+    """A consumer that may hold messages. process: where it runs, empty if unknown. lease: ms that it may outlast its
+    owner.
     """
 
     incarnation: str

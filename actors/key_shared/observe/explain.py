@@ -348,9 +348,7 @@ def read_reasons(core: DispatchState) -> list[Reason]:
 
 
 def due_reasons(core: DispatchState) -> list[Reason]:
-    """Why a delayed message that is due is not taken out of the delayed index now; `deliverable` if nothing prevents
-    it.
-    """
+    """Return why a due message is not taken out of the delayed index now; `deliverable` if nothing prevents it."""
     if not len(core.members):
         return [_reason("no_owner", "no consumer is connected", "a consumer joining")]
     reasons = [] if core.members.allowance().any() else _nobody_may(core)

@@ -1,4 +1,4 @@
-"""Which messages wait for their first delivery, and by which gate: the same gates as the dispatch, without reasons."""
+"""The messages that wait for their first delivery, and by which gate: the gates of the dispatch, without reasons."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from sluice.storage.format.position import Positions
 
 
 class WaitingMessages(NamedTuple):
-    """One row a message that was never sent, each of shape (n,). hashes: masked, uint32. owners: number of the consumer
-    that should get it, int64, 0 for nobody. reasons: index in REASONS, uint8. holders: number of the consumer whose
-    messages hold a draining hash, int64, 0 for another reason.
+    """The messages that were never sent, one row each, shape (n,).
+
+    hashes: masked, uint32. owners: number of the consumer that should get it, int64, 0 for none. reasons: index in
+    REASONS, uint8. holders: number of the consumer whose messages hold a draining hash, int64, 0 for another reason.
     """
 
     positions: Positions

@@ -33,7 +33,7 @@ class Assignment(NamedTuple):
 
 
 class Share(NamedTuple):
-    """One pass. Consumer number consumers[i] gets the rows from ends[i-1] to ends[i].
+    """The result of one pass. Consumer number consumers[i] gets the rows from ends[i-1] to ends[i].
 
     positions: int64, ascending within each consumer. redeliveries: uint8, one a row; empty = all 0. consumers, ends:
     int64, one a consumer that gets anything. dispatch: number of the first row.

@@ -86,7 +86,7 @@ class CarriedRedeliveries:
 
 
 def longest(rows: Redeliveries) -> Redeliveries:
-    """As many rows as are kept, those that wait the longest first."""
+    """Return as many rows as are kept, those that wait the longest first."""
     if len(rows.positions) <= MOST:
         return rows
     return rows.pick(np.sort(np.argsort(-rows.until, kind="stable")[:MOST]))

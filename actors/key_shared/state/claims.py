@@ -71,7 +71,7 @@ def claim_all(core: DispatchState) -> None:
 
 
 def finish_claims(core: DispatchState, member: AttachedConsumer, positions: Positions) -> None:
-    """Some of its claims are done; they keep their keys in an ordered subscription, and nothing elsewhere."""
+    """Note that some claims of a consumer are done. They keep their keys only in an ordered subscription."""
     if len(positions) == 0:
         return
     if core.policy.ordered:

@@ -118,7 +118,7 @@ def candidates_of(core: DispatchState, rows: Rows | slice, allowance: Counts, *,
 
 
 def closed_rows(gates: Iterable[tuple[Gate, Mask]]) -> Mask | None:
-    """Which candidates a gate holds back, bool, one a row; None: no gate holds any."""
+    """Return which candidates a gate holds back, bool, one a row; None: no gate holds any."""
     blocked: Mask | None = None
     for _, mask in gates:
         blocked = mask if blocked is None else blocked | mask

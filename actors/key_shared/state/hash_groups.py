@@ -22,7 +22,7 @@ GROUP = 1 << _BITS
 MOST_GROUPS = 254
 MANY = 256
 FEW = 16
-"""So many hashes at a time are looked up one by one, which takes less than looking into a table at once."""
+"""The most hashes that are looked up one by one, which takes less than looking into a table at once."""
 _NONE = 255
 """The place of a group that has no rows."""
 

@@ -21,14 +21,14 @@ from sluice.actors.messages import Event
 from sluice.storage.format.hashing import HASH_RANGE
 
 KEPT = 256
-"""So many changes are remembered."""
+"""The number of changes that are remembered."""
 _EVENTS_A_CONSUMER = 64
 NOBODY = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of owners: number from 1, when (ms), why, and each stretch that moved with old and new name.
+    """A change of owners: number from 1, when (ms), why, and each stretch that moved with old and new name.
 
     consumers: how many there were after it; 0 if it was written before that was kept.
     """

@@ -202,7 +202,7 @@ def _count_redelivery(core: DispatchState, rows: Rows, seen: Counts | None) -> N
 
 
 def _raised(counts: Counts, seen: Counts | None) -> Counts:
-    """One more than the count that the consumer saw, or than the known one. A repetition changes nothing."""
+    """Return one more than the count that the consumer saw, or than the known one. A repetition changes nothing."""
     more: Counts
     if seen is None:
         more = counts + (counts < MAX_REDELIVERIES).astype(np.uint8)

@@ -117,7 +117,7 @@ def take_revoked(core: DispatchState, member: AttachedConsumer) -> Positions:
 
 
 def overtook(core: DispatchState, positions: Positions) -> Positions:
-    """Which of these the application had before an earlier message of their key came again."""
+    """Return which of these the application had before an earlier message of their key came again."""
     if not core.window.overtaken:
         return positions[:0]
     rows = core.window.find(positions)

@@ -31,7 +31,7 @@ Range = tuple[int, int]
 
 
 Share = list[Any]
-"""What a consumer has of the hashes, as its selector describes it; of numbers, texts and lists."""
+"""The share of a consumer in the hashes, as its selector describes it; of numbers, texts and lists."""
 
 
 class Selector(Protocol):
@@ -229,7 +229,7 @@ class ConsistentHashing:
 
 
 class AutoSplit:
-    """One part for each consumer, by halving."""
+    """A division of the hashes into one part for each consumer, by halving."""
 
     start = 0
 

@@ -94,7 +94,7 @@ class HashTables:
         self.revoked_messages = self.revoked_total = 0
         """How many messages are asked back, and how many ever were."""
         self.freed_attempts: npt.NDArray[np.int32] = np.zeros(0, np.int32)
-        """Of the hashes that `released` freed last, how often each was blocked; same order."""
+        """How often each of the hashes that `released` freed last was blocked; same order."""
         self.holes = True
         self._used = False
         """Whether a message was ever sent."""

@@ -82,9 +82,9 @@ class Window(PositionTable):
         self.fresh_from = 0
         """No row before it is FRESH."""
         self.redelivered = False
-        """Some redelivery was counted since the table was empty."""
+        """Whether a redelivery was counted since the table was empty."""
         self.overtaken = False
-        """Some row was ever OVERTOOK."""
+        """Whether any row was ever OVERTOOK."""
         self.last_read = self.reached = EARLIEST
         """last_read: the highest position that was read forward. reached: up to where the log was looked at."""
 
@@ -109,8 +109,10 @@ class Window(PositionTable):
         return further
 
     def unreached(self, rows: Rows) -> Mask:
-        """Which rows wait because the log was not read up to them: consumers held them from an earlier owner and
-        gave them back, and nobody knows yet what of their keys lies before them. Only with `nack_order=key`.
+        """Return which rows wait because the log was not read up to them. Only with `nack_order=key`.
+
+        Consumers held them from an earlier owner and gave them back; earlier messages of their keys may not be read
+        yet.
         """
         unreached: Mask = self.position[rows] > max(self.last_read, self.reached)
         if unreached.any():

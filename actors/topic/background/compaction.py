@@ -97,7 +97,7 @@ class Compaction(BackgroundJob):
 
     @property
     def horizon(self) -> int:
-        """Up to here the log was compacted."""
+        """The position up to which the log was compacted."""
         table = self._log.record.compacted
         return EARLIEST if table is None else table.horizon
 

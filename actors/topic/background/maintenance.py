@@ -152,7 +152,9 @@ class TopicMaintenance:
             self._woken.set()
 
     async def turn(self) -> None:
-        """One round. Raises Fenced when there is a newer owner, other errors when something must wait."""
+        """Do one round of maintenance. Raises Fenced when there is a newer owner, other errors when something must
+        wait.
+        """
         now = self._ports.clock.monotonic()
         self._forget_unused(now)
         await self._prove(now)

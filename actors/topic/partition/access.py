@@ -1,8 +1,9 @@
-"""Which producers may write to a partition: Pulsar's access modes, decided where the partition is owned.
+"""The producers that may write to a partition: Pulsar's access modes, decided where the partition is owned.
 
 The partition's *epoch* counts how often a producer has had it to itself; it stands in the partition's record, and so
 does the producer that has it now. A producer that had it, and comes back after another one, learns by that number that
-its time is over. A number that was never given is refused: stored, it would be what counting goes on from.
+its time is over. A number that was never given is refused: the owner would otherwise store it, and go on counting from
+it.
 
 Of two producers with one name the first one stays, unless the second one is the same client on a new connection.
 
@@ -47,7 +48,7 @@ class Ask:
 
 @dataclass(slots=True)
 class Access:
-    """Which producers are open, and which wait. No I/O; times are milliseconds."""
+    """The producers that are open, and those that wait. No I/O; times are milliseconds."""
 
     epoch: int = -1
     holder: Holder | None = None
@@ -170,7 +171,7 @@ class Access:
         return self.withdraw(incarnation)
 
     def withdraw(self, incarnation: str) -> bool:
-        """As if a producer had not come; it may ask again. Returns whether it was open."""
+        """Undo that a producer came; it may ask again. Returns whether it was open."""
         if self.holder is not None and self.holder.incarnation == incarnation:
             self.holder = None
         there = self._present.pop(incarnation, None) is not None

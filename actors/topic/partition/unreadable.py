@@ -81,7 +81,7 @@ class Unreadable:
         ]
 
     def line(self, topic: str) -> str:
-        """One line for an operator; empty if everything can be read."""
+        """Return one line for an operator; empty if everything can be read."""
         rows = self.rows()
         if not rows:
             return ""
