@@ -23,11 +23,11 @@ from sluice.storage.format.batch import MAX_KEY_BYTES, MAX_MESSAGE_BYTES
 PROPERTIES, KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE = tags(
     "Single", "properties", "partition_key", "payload_size", "event_time", "ordering_key", "sequence_id"
 )
-"""Of a message's own metadata what columns hold, and its properties."""
+"""The fields of a message's own metadata that columns hold, and its properties."""
 FLAGS = tags("Single", "key_is_base64", "null_value", "null_partition_key")
 
 ALIKE = 16
-"""So many messages of the same sizes in a row are worth being found in one step."""
+"""The least messages of the same sizes in a row that are worth being found in one step."""
 
 
 @dataclass(slots=True)

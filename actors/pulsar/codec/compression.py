@@ -20,7 +20,7 @@ _ARROW = {LZ4: "lz4_raw", ZSTD: "zstd", SNAPPY: "snappy"}
 MAX_INFLATED = MAX_MESSAGE_BYTES
 """Bytes that one frame's payload may become here; what would become more is not inflated."""
 MOST_TRIED = 64 * 1024 * 1024
-"""Up to so many bytes it is tried whether LZ4 becomes what it says."""
+"""The most bytes for which a try shows whether LZ4 data has the size that it claims."""
 MOST_FOLD = {LZ4: 255, ZLIB: 1_032, ZSTD: 1 << 16, SNAPPY: 32}
 """A byte becomes so many at most."""
 

@@ -41,7 +41,7 @@ VECTORIZED_FROM = 32
 LARGE_BYTES = 16 * 1024
 """From so many bytes on a payload is not copied into its frame."""
 REPEATED_FROM = 8
-"""Of fewer rows it is not looked up whether their frames are at hand: what comes alone is not kept."""
+"""The least rows for which the cache of frames is asked: frames of single rows are not kept."""
 _EMPTY = Single(payload_size=0, compacted_out=True).SerializeToString()
 _HOLE = U32.pack(len(_EMPTY)) + _EMPTY
 """A message of a batch that is not shown any more."""
@@ -103,7 +103,7 @@ def first_rows(part: Received, *, holes: bool = False, counted: bool = True) -> 
 
 
 def _in(starts: Ints, between: tuple[int, int] | None) -> npt.NDArray[np.bool_]:
-    """Which of these rows lie there, bool."""
+    """Return which of these rows lie between the two, bool."""
     return np.ones(len(starts), bool) if between is None else (starts >= between[0]) & (starts < between[1])
 
 
@@ -306,7 +306,9 @@ def _only_these(part: Received, starts: Ints, ends: Ints) -> tuple[Received, Int
 def _with_holes(
     part: Received, to: Addressee, known: Container[int], waiting: frozenset[int], between: tuple[int, int] | None
 ) -> EncodedFrames:
-    """As encode_part does: a batch whose entry the client has not goes under its old id."""
+    """Do as encode_part does, for parts with holes: a batch goes under its old id if the client does not have its
+    entry.
+    """
     starts, indexes = first_rows(part, holes=True, counted=False), _indexes(part)
     within = _in(starts, between)
     firsts: list[int] = []
@@ -409,7 +411,7 @@ class _Cells:
         self._positions = positions
 
     def cell(self, name: str, row: int) -> Any:
-        """One value; None where there is no such column."""
+        """Return one value; None where there is no such column."""
         column = self._cells.get(name)
         if column is None:
             return None

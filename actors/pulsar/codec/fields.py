@@ -82,7 +82,7 @@ class Bytes:
         return self.data[at : at + size].tobytes()
 
     def differ(self, at: Ints, size: Ints) -> Flags:
-        """Which slices are not as the one before them; the first one is not. size: -1 for none."""
+        """Return which slices differ from the one before them; the first one does. size: -1 for none."""
         differs: Flags = np.append(True, size[1:] != size[:-1])
         for width in np.unique(size).tolist():
             if width > 0:

@@ -23,7 +23,7 @@ from sluice.actors.pulsar.codec.frames import CHECKSUMMED, U32
 from sluice.actors.pulsar.codec.varints import Flags, Ints
 
 MOST_BYTES = 32 * 1024 * 1024
-"""So many bytes of frames are kept; the oldest go first."""
+"""The most bytes of frames that are kept; the oldest go first."""
 _BEHIND_CHECKSUM = len(CHECKSUMMED) + 4
 
 

@@ -76,7 +76,7 @@ def repeat_bodies(part: Received, starts: Ints, ends: Ints, to: Addressee, bodie
 
 
 def _alone(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-    """Which rows travel alone, bool (n,)."""
+    """Return which rows travel alone, bool (n,)."""
     if "batch_index" not in rows.schema.names:
         return np.ones(rows.num_rows, bool)
     alone: npt.NDArray[np.bool_] = rows.column("batch_index").is_null().to_numpy(zero_copy_only=False)

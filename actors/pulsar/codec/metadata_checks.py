@@ -18,7 +18,7 @@ from sluice.actors.pulsar.codec.protocol import EncryptionKey, MalformedCommand,
 from sluice.storage.format.batch import LAST_TIME, MAX_MESSAGE_BYTES, MAX_RUN_MESSAGES
 
 MOST_CHUNKS = 1 << 16
-"""Of one message."""
+"""The most chunks of one message."""
 _LEAST = 64
 """Smaller payloads are taken for so many bytes."""
 _MOST_INFLATED = (1 << 31) - 1

@@ -174,9 +174,9 @@ AckCommand: Any = _CLASSES["AckCommand"]
 """The envelope of an acknowledgement, which leaves its ids as the bytes that they are: there may be thousands."""
 MessageId: Any = _CLASSES["MessageId"]
 Metadata: Any = _CLASSES["Metadata"]
-"""What stands before the payload of a frame: a message's, or a batch's."""
+"""The metadata before the payload of a frame: of a message, or of a batch."""
 Single: Any = _CLASSES["Single"]
-"""What stands before each message of a batch."""
+"""The metadata before each message of a batch."""
 EncryptionKey: Any = _CLASSES["EncryptionKey"]
 """An entry of the metadata's `encryption_keys`, which stay the bytes that they are."""
 Schema: Any = _CLASSES["Schema"]

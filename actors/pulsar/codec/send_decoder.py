@@ -76,12 +76,12 @@ _CLEARED = (*IN_COLUMNS, *OF_FORM)
 
 @dataclass(slots=True)
 class Send:
-    """One SEND frame. command: its fields. rows: how many it became.
+    """A SEND frame. command: its fields. rows: how many it became.
 
     error: why it was refused, with Pulsar's code. position: of its first row, once it is confirmed; -1 if not known.
-    metadata: what was read of it already. ahead: what was decoded of it already. messages: how many are in it, also
-    where they stay one row. span: (first, last) of the sequences that it covers at a topic with deduplication; see
-    actors.pulsar.conversation.producing.sequence_spans.
+    metadata: its metadata, if that was read already. ahead: the part of it that was decoded already. messages: how many
+    are in it, also where they stay one row. span: (first, last) of the sequences that it covers at a topic with
+    deduplication; see actors.pulsar.conversation.producing.sequence_spans.
     """
 
     command: Any
@@ -230,7 +230,7 @@ def _together(packed: list[_Packed]) -> list[Row]:
 
 
 def _grouped(packed: list[_Packed]) -> Iterator[list[_Packed]]:
-    """As many frames together as one run takes. A chunk is alone: all chunks of a message have one sequence id."""
+    """Yield as many frames together as one run takes, but a chunk alone: all chunks of a message have one sequence id."""
     taken: list[_Packed] = []
     rows = size = 0
     for one in packed:

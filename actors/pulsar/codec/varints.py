@@ -107,7 +107,7 @@ def varint(value: int) -> bytes:
 
 
 def side_by_side(count: int, parts: Sequence[bytes | Cells]) -> Cells:
-    """One row of each part after the other; bytes are the same in all of them."""
+    """Return one row of each part after the other; bytes are the same in all of them."""
     sizes = [len(part) if isinstance(part, bytes) else part.data.shape[1] for part in parts]
     data = np.empty((count, sum(sizes)), np.uint8)
     whole = all(isinstance(part, bytes) or part.there is None for part in parts)

@@ -53,14 +53,14 @@ _FLAGS = tags("Metadata", "key_is_base64", "null_value", "null_partition_key")
 _OF_METADATA = (
     _NAME, _NUMBER, _PUBLISHED, _KEY, _CODEC, _SIZE, _MESSAGES, _EVENT, _SCHEMA, _ORDER, _DUE, _LAST, *_FLAGS,
 )  # fmt: skip
-"""The fields that columns hold, or that say nothing. Who has another one is decoded alone."""
+"""The fields that columns hold, or that mean nothing. A frame with another field is decoded alone."""
 _PLAIN_REST = 256
-"""So many bytes for which there is no column, a batch's messages may all get without being looked at,"""
+"""The most bytes without a column that each message of a batch may get without being looked at,"""
 _MOST_FOLD, _SMALL = 4, 64 * 1024
-"""and all together so many times what the frame has, or so many: one by one frames count as what they become."""
+"""and the most for all messages together: a multiple of the frame's size, and bytes on top of that."""
 _LEDGER, _ENTRY, _PARTITION = tags("MessageId", "ledger", "entry", "partition")
 _HEADS = [struct.pack(">II", size + 4, size) for size in range(128)]
-"""What stands before a receipt with so many bytes."""
+"""The bytes before a receipt, by its size."""
 PLAIN_RECEIPTS = 120
 """For fewer receipts a loop is cheaper than columns."""
 _OF_RECEIPT = tags("Receipt", "producer_id", "sequence_id", "message_id", "highest_sequence_id")
@@ -198,7 +198,7 @@ class _Read:
 
 
 def sends_in(cut: Cut) -> Flags:
-    """Which of the frames are SENDs."""
+    """Return which of the frames are SENDs."""
     if not len(cut):
         return np.zeros(0, bool)
     data = np.frombuffer(cut.data, np.uint8)

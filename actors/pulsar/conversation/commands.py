@@ -117,9 +117,9 @@ class CommandHandlers:
         self._session.say("partition_metadata_answer", request_id=asked.request_id, partitions=count, response=SUCCESS)
 
     async def lookup(self, asked: Any) -> None:
-        """Which broker serves a topic: this one, whichever it is. It listens under no other name.
+        """Answer that this broker serves the topic, whichever topic it is. The broker listens under no other name.
 
-        To ask makes no topic, as with Pulsar: who subscribes by a pattern asks for those that were deleted.
+        A lookup makes no topic, as with Pulsar: a client that subscribes by a pattern looks deleted ones up.
         """
         if asked.listener:
             raise CommandRefused(ServerError.NOT_ALLOWED, f"the broker has no listener {asked.listener!r}")

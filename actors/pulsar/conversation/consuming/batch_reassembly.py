@@ -28,7 +28,7 @@ from sluice.storage.errors import NotFound
 from sluice.storage.format.position import entry_of, ledger_of
 
 PATIENCE_MS = 2_000
-"""So long the rest of a batch is waited for."""
+"""The time (ms) of waiting for the rest of a batch."""
 Rows = npt.NDArray[np.int64]
 
 
@@ -170,7 +170,7 @@ class BatchReassembler:
         self._queue: deque[Received] = deque()
         self._begun: list[PartialBatch] = []
         self._joined: list[Received] = []
-        """Of a batch of which more came: one part, while it is not known whether it is all of it."""
+        """The joined part of a batch of which more came, until it is known whether the batch is whole."""
         self._working = False
         self._handling = CancellableWait()
 

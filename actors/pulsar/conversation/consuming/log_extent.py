@@ -1,7 +1,7 @@
-"""Which positions of a partition exist, for ids that a client names although this connection has not sent them.
+"""The positions of a partition that exist, for ids that a client names although this connection has not sent them.
 
-An id may be of an earlier connection, or made up. What does not exist must never reach the subscription: it would count
-as done once it is published. Nor may anybody wait for it.
+An id may be of an earlier connection, or made up. A position that does not exist must never reach the subscription: it
+would count as done once it is published. Nor may a request wait for it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from sluice.actors.pulsar.conversation.gateway.clients import metadata_of
 from sluice.actors.pulsar.refusals import CommandRefused
 
 TYPES = ("exclusive", "shared", "failover", "key_shared")
-"""Of subscriptions, by their numbers on the wire."""
+"""The types of subscriptions, by their numbers on the wire."""
 EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
 STICKY = 1
 """The mode of Key_Shared in which consumers bring ranges of their own."""

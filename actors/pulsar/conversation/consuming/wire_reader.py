@@ -89,10 +89,10 @@ class LogReader:
         self._room = Signal()
         self._redelivering = False
         self._under_way: list[CancellableWait] = []
-        """What is being read."""
+        """The reads that are under way."""
         self._closed = self._over = self._knows_end = self._held = False
         self.by_index = False
-        """As of any consumer; what is left of a batch comes as what it is."""
+        """The same as of any consumer; a reader gets the rest of a batch as it is."""
 
     async def open(self) -> None:
         """Begin to read. Raises NotFound, Unavailable."""

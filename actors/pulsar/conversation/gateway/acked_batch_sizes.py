@@ -21,11 +21,11 @@ from sluice.storage.format.batch import MAX_RUN_MESSAGES
 from sluice.storage.format.position import entry_of
 
 MOST = 50_000
-"""So many ids are remembered; the oldest are forgotten first."""
+"""The number of ids that are remembered; the oldest are forgotten first."""
 MOST_REPORTS = 4_000
-"""Reports that may wait until somebody asks."""
+"""The most reports that wait for a question."""
 MOST_WORDS = MAX_RUN_MESSAGES // 64
-"""Of an ack_set: there is no batch of more messages."""
+"""The most words of an ack_set: there is no batch of more messages."""
 Rows = npt.NDArray[np.int64]
 Key = tuple[str, int, str]
 """Topic, partition and subscription."""

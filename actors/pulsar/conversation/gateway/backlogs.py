@@ -25,7 +25,7 @@ _ERRORS = (
     ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION,
 )
 CODES = dict(zip(HOLDS, _ERRORS, strict=True))
-"""What a producer that is kept out is told, by the policy."""
+"""The error for a producer that is kept out, by the policy."""
 
 
 class ThrottledProducer(Protocol):

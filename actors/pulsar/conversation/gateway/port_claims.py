@@ -1,8 +1,8 @@
-"""Which gateway has a machine's ports: the first one that claims them, until its process ends. Others wait.
+"""The gateway that has a machine's ports: the first one that claims them, until its process ends. Others wait.
 
-A waiting gateway takes over by itself, whatever happened to the one before it: the machine frees the ports when that
-process ends, so no agreement is needed. A frozen gateway keeps the ports, as a frozen listener does, until the
-controller has ended it.
+A waiting gateway takes over by itself, however the one before it ended: the machine frees the ports when that process
+ends, so no agreement is needed. A frozen gateway keeps the ports, as a frozen listener does, until the controller has
+ended it.
 
 A free port (0) is chosen once. Its number stays that of the machine, because clients know it: a gateway that takes over
 listens there or not at all. If another program has the port, the gateway tries again and again, and commands report

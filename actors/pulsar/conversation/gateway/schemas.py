@@ -44,9 +44,9 @@ MAX_VERSIONS = 1_000
 MAX_TOPIC_BYTES = 16 * 1024 * 1024
 """How large all schemas of a topic may be, those before a deletion among them."""
 MOST_COMPARED = 2
-"""So many schemas of a gateway are compared at once, each with one other: as objects of Avro they need far more."""
+"""The most schemas of a gateway that are compared at once, each with one other: parsed by Avro they need far more."""
 MOST_AT_ONCE = 4
-"""So many records are read or written at once: one may be large, and there may be many who ask."""
+"""The most records that are read or written at once: one may be large, and many clients may ask."""
 DELETED = b""
 """The version that says that there is none."""
 UNCHECKED = (0, 21)

@@ -60,7 +60,7 @@ class TokenBucket:
     def __init__(self, rate: Rate, now: int) -> None:
         self.rate, self.used = rate, now
         self._most = [float(rate.messages), float(rate.bytes)]
-        """What a period fills: the rate, or this gateway's share of it."""
+        """The amounts that a period fills: the rate, or this gateway's share of it."""
         self._left = list(self._most)
         self._taken, self._since = [0, 0], now
 
@@ -105,7 +105,7 @@ class RateLimiter:
         """The rates of each role; None: any."""
         self._buckets: dict[Limited, TokenBucket] = {}
         self.uses: dict[Limited, Use] = {}
-        """What passed here between the last two looks."""
+        """The amounts that passed here between the last two looks."""
 
     def published(self, passed: Passed) -> int:
         """Count published messages; return for how many ms no more of that partition and client should be taken."""

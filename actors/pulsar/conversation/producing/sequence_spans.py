@@ -23,7 +23,7 @@ SHIFT = 16
 """A run has at most 2**SHIFT rows, and a message as many chunks, so runs of different sequence ids never overlap."""
 MOST_SEQUENCE = (1 << 46) - 1
 MOST_SPANS = 1024
-"""So many stretches of sequence ids are remembered of a producer that skips some; the oldest are forgotten first."""
+"""The stretches of sequence ids remembered of a producer that skips some; the oldest are forgotten first."""
 
 
 def end_of(sequence: int) -> int:

@@ -80,7 +80,7 @@ class ProducerSession(Protocol):
 
 
 class WireProducer:
-    """One producer of one connection."""
+    """A producer on a connection."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class WireProducer:
         """With deduplication: a frame was refused, and behind it nothing is taken."""
         self.ready = self.closed = False
         self.announced = False
-        """Its client knows that it is there."""
+        """Whether its client knows that it is there."""
 
     async def open(self) -> None:
         """Register at the partition's owner, which may take until others have left. Raises SluiceErrors."""
