@@ -230,7 +230,7 @@ def _together(packed: list[_Packed]) -> list[Row]:
 
 
 def _grouped(packed: list[_Packed]) -> Iterator[list[_Packed]]:
-    """Yield as many frames together as one run takes, but a chunk alone: all chunks of a message have one sequence id."""
+    """Yield as many frames together as one run takes, a chunk alone: all chunks of a message have one sequence id."""
     taken: list[_Packed] = []
     rows = size = 0
     for one in packed:
