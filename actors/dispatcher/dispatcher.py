@@ -175,7 +175,7 @@ class Dispatcher(Actor):
         return "" if self._parts is None else self._parts.problem
 
     def ended(self) -> bool:
-        """Whether this dispatcher has ended."""
+        """Return whether this dispatcher has ended."""
         return self.stopped is not None
 
     def check_owner(self) -> None:
@@ -252,7 +252,7 @@ class Dispatcher(Actor):
         return Done()
 
     def _speaking(self, number: int) -> Session:
-        """The session that asks, heard. Raises Fenced if it is over."""
+        """Renew the session that asks, and return it. Raises Fenced if it is over."""
         session = self.parts.context.sessions.get(number)
         self.parts.leases.renew(session)
         return session

@@ -88,7 +88,7 @@ class KeySharedDispatcher:
         self.resets += 1
 
     def snapshot(self) -> bytes:
-        """The whole state, with all reports brought in, as bytes for `restored`."""
+        """Return the whole state, with all reports brought in, as bytes for `restored`."""
         return snapshots.freeze(self._core)
 
     @classmethod
@@ -136,7 +136,7 @@ class KeySharedDispatcher:
         return self._core.policy.ordered
 
     def claims_of(self, consumer: int) -> Positions:
-        """Positions that a consumer holds from before a change of owner, not read since (int64, ascending)."""
+        """Return positions that a consumer holds from before a change of owner, not read since (int64, ascending)."""
         member = self._core.members.by_number.get(consumer)
         return NO_POSITIONS if member is None else member.claims
 
@@ -170,7 +170,7 @@ class KeySharedDispatcher:
         return known
 
     def rivals(self, ranges: Sequence[Range]) -> list[int]:
-        """Numbers of the consumers in whose place one with these ranges would be."""
+        """Return numbers of the consumers that exclude one with these ranges."""
         return [self._core.members.at(slot).number for slot in self._core.selector.rivals(ranges)]
 
     def retire(self, consumer: int, *, now: int) -> None:
@@ -340,7 +340,7 @@ class KeySharedDispatcher:
         nacks.clock_was_set(self._core, by)
 
     def delays_redeliveries(self) -> bool:
-        """Whether any message waits for the end of a redelivery delay."""
+        """Return whether any message waits for the end of a redelivery delay."""
         return nacks.delays(self._core)
 
     def has_dead_letters(self) -> bool:
@@ -348,7 +348,7 @@ class KeySharedDispatcher:
         return self._core.window.count[DEAD] > 0 and not self._core.parked.on
 
     def dead_letters(self) -> Positions:
-        """Positions that were redelivered more than max_redeliver_count times, ascending.
+        """Return positions that were redelivered more than max_redeliver_count times, ascending.
 
         They stay here, and are sent to nobody, until they are acknowledged.
         """
@@ -387,7 +387,7 @@ class KeySharedDispatcher:
         return sent
 
     def wakeup(self, now: int) -> int | None:
-        """When time alone may let something out (end of a redelivery delay), ms; None: never."""
+        """Return when time alone may let something out (end of a redelivery delay), ms; None: never."""
         at = self._core.delays.next
         return None if at is None else max(at, now)
 
@@ -406,7 +406,7 @@ class KeySharedDispatcher:
         check(self._core)
 
     def stats(self, now: int) -> dict[str, Any]:
-        """Statistics of the subscription and its consumers, with Pulsar's names."""
+        """Return statistics of the subscription and its consumers, with Pulsar's names."""
         return stats.stats(self._core, now)
 
     def explain(
@@ -421,15 +421,15 @@ class KeySharedDispatcher:
         return explain.explain(self._core, key_hash=key_hash, hash=hash, position=position, now=now)
 
     def due_reasons(self) -> list[dict[str, Any]]:
-        """Why a delayed message that is due is not taken out of the delayed index; in the form of `explain`."""
+        """Return why a delayed message that is due is not taken out of the delayed index; in the form of `explain`."""
         return explain.due_reasons(self._core)
 
     def blocked_keys(self, top: int, now: int) -> list[dict[str, Any]]:
-        """The hashes that wait the longest, oldest first."""
+        """Return the hashes that wait the longest, oldest first."""
         return explain.blocked_keys(self._core, top, now)
 
     def reads_not_because(self) -> str:
-        """The gate that keeps the next messages from being read; `not_read` if none does."""
+        """Return the gate that keeps the next messages from being read; `not_read` if none does."""
         return reads_not_because(self._core)
 
     def waiting(self) -> WaitingMessages:
@@ -437,11 +437,11 @@ class KeySharedDispatcher:
         return waiting(self._core)
 
     def positions_of(self, key_hash: int) -> Positions:
-        """Positions of the messages of a masked hash that are not done (int64, ascending)."""
+        """Return positions of the messages of a masked hash that are not done (int64, ascending)."""
         return positions_of(self._core, key_hash)
 
     def pending(self, consumer: int) -> Positions:
-        """Positions that this consumer holds, ascending."""
+        """Return positions that this consumer holds, ascending."""
         core = self._core
         member = core.members.by_number.get(consumer)
         rows = core.window.rows_in(PENDING)
@@ -450,7 +450,7 @@ class KeySharedDispatcher:
         return held
 
     def what_if(self, add: int = 0, remove: Sequence[str] = ()) -> dict[str, Any]:
-        """How many hashes would move if `add` consumers joined and the named ones left."""
+        """Return how many hashes would move if `add` consumers joined and the named ones left."""
         return what_if.what_if(self._core, add, remove)
 
     @property
@@ -473,7 +473,7 @@ class KeySharedDispatcher:
         return {"owner": explain.owner_name(core, slot), "epoch": core.history.number}
 
     def untold(self) -> list[int]:
-        """Numbers of the consumers for which `take_events` or `take_revoked` has news."""
+        """Return numbers of the consumers for which `take_events` or `take_revoked` has news."""
         return self._core.members.with_news()
 
     def take_events(self, consumer: int) -> list[Event]:
@@ -491,18 +491,18 @@ class KeySharedDispatcher:
         return revocation.overtook(self._core, positions)
 
     def reduce(self, masked: Hashes) -> Reduced:
-        """Masked hashes as this subscription's selector sees them, uint16."""
+        """Return masked hashes as this subscription's selector sees them, uint16."""
         return self._core.reduce(masked)
 
     def heaviest(self, fewest: int = 1) -> Heaviest | None:
-        """The key that has more than half of the unfinished messages; None: no key has."""
+        """Return the key that has more than half of the unfinished messages; None: no key has."""
         core = self._core
         return heaviest.heaviest(core.window, list(core.members), fewest)
 
     def held_keys(self) -> tuple[Hashes, Positions]:
-        """Masked hashes and positions of what consumers hold, uint32 and int64 (n,), positions ascending."""
+        """Return masked hashes and positions of held messages, uint32 and int64 (n,), positions ascending."""
         return heaviest.held_keys(self._core.window)
 
     def consumers(self) -> list[AttachedConsumer]:
-        """The connected consumers in order of joining; for reading only."""
+        """Return the connected consumers in order of joining; for reading only."""
         return list(self._core.members)

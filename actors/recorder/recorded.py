@@ -120,7 +120,7 @@ class Recording:
         self.note((NUMBERS["snapshot"], (state,), None, None, ""), len(state))
 
     def taken(self, at: int) -> RecordedCalls | None:
-        """All calls since this was asked last, as of `at` (ms of the wall clock); None if there are none."""
+        """Return all calls since this was asked last, as of `at` (ms of the wall clock); None if there are none."""
         if not self._calls:
             return None
         chunk = RecordedCalls(self.of, self._first, at, self._calls)
@@ -207,7 +207,7 @@ def _tapped(number: int, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _kept(value: Any) -> Any:
-    """An argument as it is kept: a key as its hash, a place as its slot, a parked key as its number."""
+    """Return an argument as it is kept: a key as its hash, a place as its slot, a parked key as its number."""
     if isinstance(value, bytes):
         return hashlib.blake2b(value, digest_size=8).digest()
     if isinstance(value, AttachedConsumer):

@@ -205,12 +205,12 @@ def _closed(reply: Reply, *, packs: bool) -> Packed | Reply:
 
 
 def ended(address: Address, why: str) -> Unknown:
-    """The error for callers of an actor that has ended, with the reason that its host knows."""
+    """Return the error for callers of an actor that has ended, with the reason that its host knows."""
     return Unknown(f"{address}{_ENDED}{why}", gone=True)
 
 
 def why_ended(address: Address, answer: Unknown) -> str:
-    """Why an actor ended, if its host reported it; empty if only the end of its process is known."""
+    """Return why an actor ended, if its host reported it; empty if only the end of its process is known."""
     return answer.reason.partition(f"{address}{_ENDED}")[2] if answer.gone else ""
 
 
@@ -218,7 +218,7 @@ _ENDED = " has ended: "
 
 
 def opened(request: Request[R], answer: Answer) -> R | Unknown:
-    """An answer as the caller of the Net port sees it. Raises the refusal."""
+    """Return an answer as the caller of the Net port sees it. Raises the refusal."""
     if isinstance(answer, Packed):
         return cast(R, unpack(type(request).reply, answer.head, answer.attachments, answer.handles))
     if isinstance(answer, Unknown):
@@ -229,7 +229,7 @@ def opened(request: Request[R], answer: Answer) -> R | Unknown:
 
 
 def outcome_of(request: Request[R], answer: Answer) -> R | Unknown | SluiceError:
-    """The same for who is called with it: the refusal as a value."""
+    """Return the same for a callback: the refusal is a value."""
     try:
         return opened(request, answer)
     except SluiceError as error:

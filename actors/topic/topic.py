@@ -201,7 +201,7 @@ class Topic(Actor):
             await self._upkeep.rest()
 
     def _passed(self) -> int:
-        """The position that every durable subscription has passed; without one, the end of the log."""
+        """Return the position that every durable subscription has passed; without one, the end of the log."""
         return min(self._upkeep.marks.values(), default=self._log.last_confirmed)
 
     async def _ready(self) -> None:
@@ -298,7 +298,7 @@ class Topic(Actor):
         return True
 
     def _takes_now(self, request: Publish | PublishMany) -> bool:
-        """Whether a run could be appended at this instant. Raises Invalid for a size that no producer sends."""
+        """Return whether a run could be appended at this instant. Raises Invalid for a size that no producer sends."""
         serves = self._serving.is_set() and self.stopped is None and not self._deleted
         if not serves or request.payload.data is None or request.payload.size >= self.ports.shared_from:
             return False
@@ -514,7 +514,7 @@ class Topic(Actor):
                 await self._log.news(left)
 
     async def on_read_payload(self, request: ReadPayload) -> PayloadRead:
-        """The run that contains an entry."""
+        """Return the run that contains an entry."""
         await self._ready()
         try:
             reply = await self._reads.payload(request.ledger, request.entry, again=request.again)
@@ -530,7 +530,7 @@ class Topic(Actor):
         return await cut_read(self.ports, reply, request.wanted, least)
 
     async def on_read_row_index(self, request: ReadRowIndex) -> RowIndex:
-        """Index columns of single messages."""
+        """Return index columns of single messages."""
         await self._ready()
         return await self._reads.rows(request.positions)
 
@@ -556,7 +556,7 @@ class Topic(Actor):
         return Excess(weighs_at_most(self._log, request.keep) if waits >= max(request.limit, 1) else None)
 
     async def on_find_time(self, request: FindTime) -> PositionFound:
-        """The first message published at or after a time."""
+        """Return the first message published at or after a time."""
         await self._ready()
         return await self._reads.find_time(request.time)
 
@@ -633,14 +633,14 @@ class Topic(Actor):
         return Done()
 
     async def on_stats(self, request: Stats) -> Text:
-        """The partition's statistics, with Pulsar's names where it has them."""
+        """Return the partition's statistics, with Pulsar's names where it has them."""
         await self._ready()
         stats = describe(self._log, self._producers, self._upkeep, self._reads.unreadable)
         return Text(json=json.dumps({**stats, "bucketDelayedIndexStats": self._delayed.stats()}))
 
 
 def _of_whole_run(outcome: Published | SluiceError, count: int) -> Outcome:
-    """The outcome of a run by that of its first segment."""
+    """Return the outcome of a run by that of its first segment."""
     if isinstance(outcome, SluiceError):
         return outcome
     return Published(ledger=outcome.ledger, first_entry=outcome.first_entry, count=count)

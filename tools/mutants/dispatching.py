@@ -188,8 +188,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="permits are counted once and for all",
         module="sluice.actors.key_shared.state.members",
-        old='        """Drop the counted allowance: something that it depends on has changed."""\n        self._allowance = None\n',
-        new='        """Drop the counted allowance: something that it depends on has changed."""\n',
+        old='        """Drop the counted allowance: an input of it has changed."""\n        self._allowance = None\n',
+        new='        """Drop the counted allowance: an input of it has changed."""\n',
         world=BROKER,
         seed=0,
     ),

@@ -34,7 +34,7 @@ class Ownership(Protocol):
     """The knowledge of the actor whether it still owns the subscription. Parts ask again after every await."""
 
     def ended(self) -> bool:
-        """Whether this dispatcher has ended."""
+        """Return whether this dispatcher has ended."""
 
     def check_owner(self) -> None:
         """Raises Fenced when this dispatcher has ended."""

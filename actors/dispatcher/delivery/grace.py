@@ -187,7 +187,7 @@ class ReconnectGrace:
         return self._damping.delay(name, self._ports.clock.monotonic())
 
     def _live(self) -> list[AttachedConsumer]:
-        """The attached consumer of a place."""
+        """Return the attached consumer of a place."""
         ring = self._core.ring
         kept = ring.kept
         return [place for place in ring.places() if place.slot not in kept]

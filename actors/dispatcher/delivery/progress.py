@@ -33,7 +33,7 @@ _EPOCH_SHIFT = 32
 
 
 def epoch_of(number: int) -> int:
-    """The epoch of the owner that made the statement of this number."""
+    """Return the epoch of the owner that made the statement of this number."""
     return number >> _EPOCH_SHIFT
 
 

@@ -43,7 +43,7 @@ _WAITING = (FRESH, REPLAY, UNORDERED)
 def explain(
     core: DispatchState, *, key_hash: int | None, hash: int | None, position: int | None, now: int
 ) -> dict[str, Any]:
-    """The answer as a JSON object: hash, owner, state, verdict, and `reasons`, the most important first."""
+    """Return the answer as a JSON object: hash, owner, state, verdict, and `reasons`, the most important first."""
     if sum(what is not None for what in (key_hash, hash, position)) != 1:
         raise Invalid("explain needs exactly one of a key, a hash and a position")
     if not 0 <= (position or 0) < 1 << 63:
@@ -83,7 +83,7 @@ def explain(
 
 
 def row_reasons(core: DispatchState, row: int, now: int) -> list[Reason]:
-    """Why one row of the window is not (again) going out."""
+    """Return why one row of the window is not (again) going out."""
     window = core.window
     state = int(window.state[row])
     if state == PENDING:
@@ -129,7 +129,7 @@ def _gates(core: DispatchState, row: int) -> list[Gate]:
 
 
 def _earlier(core: DispatchState, row: int) -> int | None:
-    """The first row of the same hash that waits for redelivery and goes before this one.
+    """Return the first row of the same hash that waits for redelivery and goes before this one.
 
     What was read forward waits behind all of them, what waits itself behind those with a lower position.
     """
@@ -236,7 +236,7 @@ def _delayed_redelivery(core: DispatchState, value: int) -> Reason | None:
 
 
 def _permit_reasons(core: DispatchState, row: int) -> list[Reason]:
-    """Permits and limits of the owner, and the place of the row among what else waits for it."""
+    """Return reasons from permits and limits of the owner, and the row's place among the rows that wait for it."""
     window, members = core.window, core.members
     slot = int(core.tables.owner[int(window.hash[row])])
     allowance = members.allowance()
@@ -312,7 +312,7 @@ def _ahead(core: DispatchState, row: int) -> int:
 
 
 def _elsewhere(core: DispatchState, position: int) -> dict[str, Any]:
-    """A position that is not in the window."""
+    """Explain the state of a position that is not in the window."""
     holder = next((member for member in core.members.claiming() if position in member.claims), None)
     if holder is not None:
         held = [{"message_id": show(position), "consumer": owner_name(core, holder.slot), "session": holder.number}]
@@ -327,7 +327,7 @@ def _elsewhere(core: DispatchState, position: int) -> dict[str, Any]:
 
 
 def read_reasons(core: DispatchState) -> list[Reason]:
-    """Why nothing more is read forward now; `not_read` if nothing prevents it."""
+    """Return why nothing more is read forward now; `not_read` if nothing prevents it."""
     members = core.members
     if not len(members):
         return [_reason("no_owner", "no consumer is connected", "a consumer joining")]
@@ -370,7 +370,7 @@ def _look_ahead(core: DispatchState, waiting: int) -> list[Reason]:
 
 
 def _first_waiting(core: DispatchState, rows: Rows) -> int | None:
-    """The row of a hash that would go out first."""
+    """Return the row of a hash that would go out first."""
     state = core.window.state[rows]
     waiting = rows[np.isin(state, _WAITING)]
     return int(waiting[0]) if len(waiting) else None
@@ -414,7 +414,7 @@ def _counts(core: DispatchState, rows: Rows) -> dict[str, int]:
 
 
 def _holders(core: DispatchState, rows: Rows, now: int) -> list[dict[str, Any]]:
-    """Pending messages, the oldest position first: where they are and since when."""
+    """Return pending messages, the oldest position first: where they are and since when."""
     window = core.window
     return [
         {
@@ -444,7 +444,7 @@ def _reason(gate: str, text: str, unblocks: str, **more: object) -> Reason:
 
 
 def blocked_keys(core: DispatchState, top: int, now: int) -> list[dict[str, Any]]:
-    """Hashes with waiting messages, the longest waiting first, with the reasons of their first message."""
+    """Return hashes with waiting messages, the longest waiting first, with the reasons of their first message."""
     window = core.window
     rows = window.rows_in(*_WAITING)
     hashes, first, counts = np.unique(window.hash[rows], return_index=True, return_counts=True)

@@ -59,6 +59,6 @@ def heaviest(window: Window, members: list[AttachedConsumer], fewest: int) -> He
 
 
 def held_keys(window: Window) -> tuple[Hashes, Positions]:
-    """Masked hashes and positions of what consumers hold, uint32 and int64 (n,), positions ascending."""
+    """Return masked hashes and positions of held messages, uint32 and int64 (n,), positions ascending."""
     rows = window.rows_in(PENDING)
     return window.masked_hash[rows], window.position[rows]

@@ -22,7 +22,7 @@ _NO_HASHES = np.zeros(0, np.intp)
 
 
 def stats(core: DispatchState, now: int) -> dict[str, Any]:
-    """The subscription with its consumers.
+    """Return the subscription with its consumers.
 
     Its drainingHashesClearedTotal never falls: it also counts what was cleared of consumers that have left. Pulsar's is
     the sum over those that are connected.

@@ -38,7 +38,7 @@ class WaitingMessages(NamedTuple):
 
 
 def waiting(core: DispatchState) -> WaitingMessages:
-    """All that wait, and the first gate that holds each."""
+    """Return all messages that wait, and the first gate that holds each."""
     window = core.window
     rows = window.rows_in(FRESH, REPLAY, UNORDERED, HELD, WAITING, DEAD)
     rows = rows[(window.flags[rows] & DELIVERED) == 0]
@@ -69,7 +69,7 @@ def reads_not_because(core: DispatchState) -> str:
 
 
 def positions_of(core: DispatchState, key_hash: int) -> Positions:
-    """Positions of the messages of a masked hash that are not done, ascending."""
+    """Return positions of the messages of a masked hash that are not done, ascending."""
     found = []
     for table in (core.window, core.parked.table):
         rows = table.rows_live()

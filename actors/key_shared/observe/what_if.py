@@ -55,7 +55,7 @@ def what_if(core: DispatchState, add: int, remove: Sequence[str]) -> dict[str, A
 
 
 def _least_moved(core: DispatchState, leaving: set[int], add: int) -> int:
-    """Fewest hashes that any even division would move: all of the leavers', and the newcomers' fair share."""
+    """Return the fewest hashes that any even division moves: all of the leavers', and the newcomers' fair share."""
     total = HASH_RANGE - 1
     owner = core.tables.owner[1:]
     stay = [member for member in core.members if member.number not in leaving]

@@ -121,7 +121,7 @@ class WaitTimes:
             self.sums += np.bincount(reasons, waited, len(self.sums)).astype(np.int64)
 
     def stats(self) -> dict[str, Any]:
-        """Histograms of the reasons that there were, by name."""
+        """Return histograms of the reasons that there were, by name."""
         names = [*map(str, STEPS_MS), "overflow"]
         return {
             REASONS[reason]: {

@@ -89,7 +89,7 @@ def redelivered(core: DispatchState) -> Rows:
 
 
 def would_send(core: DispatchState) -> int:
-    """How many messages `route` would send now; changes nothing."""
+    """Return how many messages `route` would send now; changes nothing."""
     count = core.window.count
     if not core.members.allowed or not (count[FRESH] or count[REPLAY] or count[UNORDERED]):
         return 0
@@ -126,7 +126,7 @@ def closed_rows(gates: Iterable[tuple[Gate, Mask]]) -> Mask | None:
 
 
 def reasons_of(core: DispatchState, candidates: Candidates, gates: list[tuple[Gate, Mask]]) -> npt.NDArray[np.uint8]:
-    """Why each candidate waits, index in REASONS: the first gate that holds it back, else its owner."""
+    """Return why each candidate waits, index in REASONS: the first gate that holds it back, else its owner."""
     reasons = np.full(len(candidates.hashes), REASONS.index(NO_PERMITS), np.uint8)
     for slot in core.kept.by_slot:
         reasons[candidates.owners == slot] = REASONS.index(GRACE)

@@ -48,7 +48,7 @@ UNLIMITED = 2**31 - 1
 
 
 def _policy(settings: SubscriptionSettings) -> Policy:
-    """The policy that keeps the order of keys, by the type of the subscription."""
+    """Return the policy that keeps the order of keys, by the type of the subscription."""
     if settings.type in ("exclusive", "failover"):
         return make_policy("draining_hashes")
     if settings.type == "shared" or settings.allow_out_of_order_delivery:
@@ -140,11 +140,11 @@ class DispatchState:
         return found
 
     def reduce(self, masked: Hashes) -> Reduced:
-        """Masked hashes (KS-1) reduced to the range of this subscription's selector (KS-2, KS-3)."""
+        """Return masked hashes (KS-1) reduced to the range of this subscription's selector (KS-2, KS-3)."""
         return reduce_hash(masked, size=self.selector.size, start=self.selector.start)
 
     def describe(self, slot: int) -> str:
-        """A consumer's name and number, unique among equal names."""
+        """Return a consumer's name and number, unique among equal names."""
         member = self.members.by_slot[slot] if slot < self.members.slots else None
         return f"consumer {member.name!r} #{member.number}" if member else "nobody"
 

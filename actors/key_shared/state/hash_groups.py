@@ -43,7 +43,7 @@ class HashGroups:
         self.columns: list[npt.NDArray[Any]] = [np.zeros(0, dtype) for dtype in dtypes]
 
     def rows(self, hashes: HashIndex) -> HashIndex:
-        """The rows of these hashes in the columns."""
+        """Return the rows of these hashes in the columns."""
         if self._known is None:
             return hashes
         if len(hashes) <= FEW:
@@ -94,7 +94,7 @@ class HashGroups:
         return sum(column.nbytes for column in self.columns) + (0 if self._places is None else self._places.nbytes)
 
     def _hashes(self) -> npt.NDArray[np.intp]:
-        """The hashes that have rows, in the order of the rows."""
+        """Return the hashes that have rows, in the order of the rows."""
         groups = np.array(list(self._known or ()), np.intp)
         return ((groups << _BITS)[:, None] | np.arange(GROUP)).ravel()
 

@@ -63,7 +63,7 @@ class History:
         self._changed = changed
 
     def since(self, number: int) -> list[Change]:
-        """The changes above a number, oldest first."""
+        """Return the changes above a number, oldest first."""
         return [change for change in self.changes if change.number > number]
 
     def remember(self, earlier: Iterable[Change]) -> None:

@@ -322,7 +322,7 @@ class Members:
         return self._allowed
 
     def touch(self) -> None:
-        """Drop the counted allowance: something that it depends on has changed."""
+        """Drop the counted allowance: an input of it has changed."""
         self._allowance = None
 
     def count_allowance(self) -> Counts:

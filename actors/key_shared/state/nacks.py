@@ -181,7 +181,7 @@ def clock_was_set(core: DispatchState, by: int) -> None:
 
 
 def delays(core: DispatchState) -> bool:
-    """Whether any message waits because it was given back with a delay."""
+    """Return whether any message waits because it was given back with a delay."""
     return core.window.count[WAITING] > 0 or core.carried.delays()
 
 
@@ -273,7 +273,7 @@ def _overtook(core: DispatchState, rows: Rows, positions: Positions) -> None:
 
 
 def _of(seen: Counts | None, positions: Positions, wanted: Positions) -> Counts | None:
-    """The entries of some of these positions, all ascending."""
+    """Return the entries of some of these positions, all ascending."""
     return None if seen is None else seen[np.searchsorted(positions, wanted)]
 
 

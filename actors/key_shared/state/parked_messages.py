@@ -177,7 +177,7 @@ class ParkedMessages:
         self.stale = self._may_park_stale = True
 
     def may_park(self, number: int) -> bool:
-        """Whether this key is among those that are parked; else it is blocked."""
+        """Return whether this key is among those that are parked; else it is blocked."""
         return bool(self._allowed()[number])
 
     def _allowed(self) -> Mask:
@@ -189,7 +189,7 @@ class ParkedMessages:
         return self._may_park
 
     def numbers_failed_at(self, positions: Positions) -> list[int]:
-        """The keys whose failed message is among these."""
+        """Return the keys whose failed message is among these."""
         if not self.keys:
             return []
         failed = np.fromiter((each.failed for each in self.keys.values()), np.int64, len(self.keys))

@@ -170,7 +170,7 @@ class Parking:
     # -- for the record ---------------------------------------------------------------------------------------------
 
     def record(self) -> list[list[Any]]:
-        """The keys, as plain values."""
+        """Return the keys, as plain values."""
         return [[each.key, each.hash, each.since, each.failed] for each in self._parked.keys.values()]
 
     def load(self, rows: Iterable[Iterable[Any]]) -> None:
@@ -191,7 +191,7 @@ class Parking:
         return window.position[window.rows_in(DEAD)[:most]]
 
     def unknown(self, most: int) -> Positions:
-        """The first messages of closed hashes whose keys were not read (ascending).
+        """Return the first messages of closed hashes whose keys were not read (ascending).
 
         Not those behind a message of their hash that failed and whose key is not known either: it may be theirs.
         """

@@ -115,7 +115,7 @@ class HashTables:
         return self._out.whole(_HOLDER)
 
     def holders(self, hashes: HashIndex) -> Reduced:
-        """The holder of each of these hashes."""
+        """Return the holder of each of these hashes."""
         rows = self._out.rows(hashes)
         holders: Reduced = self._out.columns[_HOLDER][rows]
         return holders

@@ -172,7 +172,7 @@ class Window(PositionTable):
 
 
 def _values(masked: Hashes, hashes: Reduced, flags: int, now: int) -> dict[str, Any]:
-    """The first values of rows, by column."""
+    """Return the first values of rows, by column."""
     return {
         "masked_hash": masked,
         "hash": hashes,

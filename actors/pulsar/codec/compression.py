@@ -26,7 +26,7 @@ MOST_FOLD = {LZ4: 255, ZLIB: 1_032, ZSTD: 1 << 16, SNAPPY: 32}
 
 
 def inflate(codec: int, payload: memoryview, size: int, most: int = MAX_INFLATED) -> memoryview:
-    """The payload as it was. size: what the metadata say of it. most: bytes. Raises MalformedCommand."""
+    """Return the payload as it was. size: what the metadata say of it. most: bytes. Raises MalformedCommand."""
     if codec == NONE:
         return payload
     if size > most:
@@ -68,7 +68,7 @@ def _fits(payload: memoryview, size: int) -> bool:
 
 
 def _snappy_size(payload: memoryview) -> int:
-    """The length that stands at the head of a SNAPPY block, as a varint; -1 if none does."""
+    """Return the length that stands at the head of a SNAPPY block, as a varint; -1 if none does."""
     size = 0
     for index, byte in enumerate(bytes(payload[:5])):
         size |= (byte & 0x7F) << 7 * index

@@ -150,7 +150,7 @@ def checksums(data: bytes, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.i
 
 
 def encode(command: Any) -> bytes:
-    """A frame that is only a command."""
+    """Return a frame that is only a command."""
     head: bytes = command.SerializeToString()
     return _TWO.pack(len(head) + 4, len(head)) + head
 
@@ -161,7 +161,7 @@ def front(head: bytes, body: int) -> bytes:
 
 
 def encode_message(head: bytes, metadata: bytes, payload: Buffer) -> bytes:
-    """A frame that carries messages. head: its command, encoded."""
+    """Return a frame that carries messages. head: its command, encoded."""
     return b"".join((message_front(head, metadata, payload), payload))
 
 

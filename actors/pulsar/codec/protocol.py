@@ -233,7 +233,7 @@ class MalformedCommand(Invalid):
 
 
 def parse(kind: Any, data: bytes | memoryview) -> Any:
-    """A message of a class of this module. Raises MalformedCommand."""
+    """Return a message of a class of this module. Raises MalformedCommand."""
     try:
         return kind.FromString(bytes(data))
     except Exception as error:  # protobuf's DecodeError and, by version, RuntimeError
@@ -251,5 +251,5 @@ def check_text(body: Any) -> None:
 
 
 def command(name: str, **values: Any) -> Any:
-    """A command by the name of its field, filled in."""
+    """Return a command by the name of its field, filled in."""
     return Command(type=Command.DESCRIPTOR.fields_by_name[name].number, **{name: values})

@@ -100,7 +100,7 @@ class Sends:
         return self.batch
 
     def halves(self) -> tuple[Sends, Sends]:
-        """The same in two, in order; of at least two frames."""
+        """Return the same in two, in order; of at least two frames."""
         middle = len(self) // 2
         rows, size = int(self.rows[:middle].sum()), self.size * middle // len(self)
         return (
@@ -115,7 +115,7 @@ class Sends:
         )
 
     def receipts(self, producer: int, partition: int) -> bytes:
-        """The answers to all of them."""
+        """Return the answers to all of them."""
         message_id: list[Field]
         if self.first >= 0:
             entries = entry_of(self.first) + np.cumsum(self.rows) - self.rows
@@ -127,7 +127,7 @@ class Sends:
 
 
 def receipts(answered: Sequence[tuple[int, int, Sends]]) -> bytes:
-    """The answers to frames of several producers, encoded together. answered: producer, partition, frames."""
+    """Return the answers to frames of several producers, encoded together. answered: producer, partition, frames."""
     if sum([len(sends.sequence) for _, _, sends in answered]) < PLAIN_RECEIPTS:
         return _few_receipts(answered)
     if len(answered) == 1 or any(sends.first < 0 for _, _, sends in answered):
@@ -342,7 +342,7 @@ def _begins(data: bytes, source: Bytes, at: Ints, end: Ints, counts: Ints) -> tu
 
 
 def _singles(read: _Read, frames: Ints) -> MessageSlices:
-    """Frames that are one message each."""
+    """Return frames that are one message each."""
     value, at = read.metadata.value, read.metadata.at
     return MessageSlices(
         key_at=at[_KEY][frames],
@@ -358,7 +358,7 @@ def _singles(read: _Read, frames: Ints) -> MessageSlices:
 
 
 def _their(read: _Read, frames: Ints) -> list[Slices]:
-    """The properties of frames that are one message each, by their places among these."""
+    """Return the properties of frames that are one message each, by their places among these."""
     number_of = np.full(len(read.at), -1, np.int64)
     number_of[frames] = np.arange(len(frames))
     found = []

@@ -132,7 +132,7 @@ class ClientConnection(ClientSession):
         self._count()
 
     def _waiting(self) -> int:
-        """Bytes that were read and wait: for the rest of their frame, or for room."""
+        """Return bytes that were read and wait: for the rest of their frame, or for room."""
         return self._cutter.kept + sum(len(each.cut.data) for each in self._read)
 
     def _break(self, error: Exception) -> None:
@@ -482,7 +482,7 @@ class ClientConnection(ClientSession):
 
 
 def _parsed(data: memoryview) -> Any:
-    """A command. Raises MalformedCommand."""
+    """Return a command. Raises MalformedCommand."""
     if data[:2] == _ACK:
         acknowledged = parse(AckCommand, data)
         if acknowledged.type == _ACK[1]:

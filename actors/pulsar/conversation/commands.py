@@ -465,7 +465,7 @@ class CommandHandlers:
         )
 
     async def _stats(self, consumer: WireConsumer) -> dict[str, Any]:
-        """The statistics of a consumer's subscription on its partition."""
+        """Return the statistics of a consumer's subscription on its partition."""
         answer = await self._ask_owner(consumer.tp, consumer.asked.subscription, Stats())
         figures: dict[str, Any] = json.loads(answer.json)
         return figures
@@ -479,7 +479,7 @@ def _wishes_of_producer(asked: Any) -> list[Wish]:
 
 
 def _opening(what: str) -> CommandRefused:
-    """The answer to a repeated request for an id while the first one is carried out."""
+    """Return the answer to a repeated request for an id while the first one is carried out."""
     return CommandRefused(ServerError.SERVICE_NOT_READY, f"the {what} is being opened")
 
 

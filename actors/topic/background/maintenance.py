@@ -125,7 +125,7 @@ class TopicMaintenance:
         return reply
 
     def statuses(self) -> dict[str, Reply]:
-        """How each job stands, by its name in the statistics."""
+        """Return how each job stands, by its name in the statistics."""
         told = statuses(self._log)
         return told | {job.name: job.status() for job in self._made.jobs if job.name in told}
 
@@ -189,7 +189,7 @@ class TopicMaintenance:
             self._reads.forget_unused()
 
     def _all_passed(self) -> bool:
-        """Whether no durable subscription waits for anything."""
+        """Return whether no durable subscription waits for anything."""
         return all(mark >= self._log.last_confirmed for mark in self.marks.values())
 
     async def _prove(self, now: int) -> None:
@@ -407,7 +407,7 @@ class TopicMaintenance:
         return self.under_replicated() + len(self._log.settled)
 
     def under_replicated(self) -> int:
-        """How many fragments name a bookie that is lost for good, or is to be left."""
+        """Return how many fragments name a bookie that is lost for good, or is to be left."""
         return under_replicated(self._log.record, self._lost)
 
     def check_unused(self, force: bool) -> None:

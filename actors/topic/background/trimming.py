@@ -26,7 +26,7 @@ from sluice.storage.format.position import position
 def trimmable(
     record: PartitionRecord, marks: Mapping[str, int], now: int, kept: Retention, *, leaves: bool = False
 ) -> list[int]:
-    """Ids of the ledgers that may go, from the head of the chain. marks: mark-delete positions of subscriptions.
+    """Return ids of the ledgers that may go, from the head of the chain. marks: mark-delete positions of subscriptions.
     leaves: ledgers go to the object store by themselves.
     """
     history = Retention(record.settings.history_retention_ms, record.settings.history_retention_bytes)
@@ -57,7 +57,7 @@ def consumed(record: PartitionRecord, marks: Mapping[str, int]) -> list[LedgerRe
 
 
 def _retained(limit: Retention, age: int, size: int) -> bool:
-    """Whether a consumed ledger of this age, which with the newer ones takes `size` bytes, is kept."""
+    """Return whether a consumed ledger of this age, which with the newer ones takes `size` bytes, is kept."""
     if limit.ms == 0 and limit.bytes == 0:
         return False
     young = limit.ms <= 0 or age <= limit.ms

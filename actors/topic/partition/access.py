@@ -79,7 +79,7 @@ class Access:
         return list(self._present.values())
 
     def is_heard(self, holder: Holder, now: int) -> bool:
-        """Whether a producer without a home is still there."""
+        """Return whether a producer without a home is still there."""
         return holder is self.holder and now < self._heard + HEARD_MS
 
     def judge(self, request: OpenProducer, now: int, *, asked: bool) -> Admit | Wait | Ask:
@@ -113,7 +113,7 @@ class Access:
         return Admit()
 
     def in_line(self, incarnation: str) -> bool:
-        """Whether a producer waits (and so was told to)."""
+        """Return whether a producer waits, and knows it."""
         return incarnation in self._line
 
     def _judge_shared(self, request: OpenProducer, *, asked: bool) -> Admit | Ask:
@@ -133,7 +133,7 @@ class Access:
         raise Conflict("a producer with this name is already connected to the topic")
 
     def _is_holder(self, request: OpenProducer) -> bool:
-        """Whether it has the partition, perhaps from an earlier connection: only the holder knows the epoch."""
+        """Return whether it has the partition, perhaps from an earlier connection: only the holder knows the epoch."""
         holder = self.holder
         if holder is None:
             return False

@@ -67,7 +67,7 @@ class Unreadable:
         self._runs = {run: trouble for run, trouble in self._runs.items() if run[0] not in ledgers}
 
     def rows(self) -> list[dict[str, Any]]:
-        """The runs that cannot be read for now, for statistics."""
+        """Return the runs that cannot be read for now, for statistics."""
         now = self._ports.clock.monotonic()
         return [
             {
@@ -122,7 +122,7 @@ class GivingUp:
         return lost
 
     async def _run_of(self, ledger: LedgerRecord, entry: int) -> GivenUp:
-        """The run that holds an entry. Raises NotFound, Unavailable."""
+        """Return the run that holds an entry. Raises NotFound, Unavailable."""
         now = self._ports.clock.now()
         if ledger.state is not LedgerState.IN_RECOVERY:
             if entry > self._log.last_entry(ledger):

@@ -32,6 +32,6 @@ class LogExtent:
             self._last_entries, self.last = ends.last_entries(), ends.last
 
     def end_of(self, at: int) -> int:
-        """The last position in the ledger of this one; it is lower if this one does not exist or was trimmed."""
+        """Return the last position in the ledger of this one; it is lower if this one does not exist or was trimmed."""
         entry = self._last_entries.get(ledger_of(at), -1)
         return -1 if entry < 0 else position(ledger_of(at), entry)

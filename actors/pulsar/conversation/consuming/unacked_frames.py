@@ -34,7 +34,7 @@ class Piece(NamedTuple):
     indexes: Ints | None = None
 
     def rows(self, ack_set: Sequence[int] = ()) -> Ints:
-        """The rows that an acknowledgement of this id means: all, or those whose bit is not set."""
+        """Return the rows that an acknowledgement of this id means: all, or those whose bit is not set."""
         every = np.arange(self.first, self.first + self.size)
         if not ack_set:
             return every
@@ -105,7 +105,7 @@ class UnackedFrames:
         self._kept = sum(table.messages for table in self._tables.values())
 
     def get(self, position: int) -> Piece | None:
-        """The piece that the client knows by this position."""
+        """Return the piece that the client knows by this position."""
         number = self._numbers.get(position)
         if number is None:
             return None
@@ -150,7 +150,7 @@ class UnackedFrames:
         return rows, counts
 
     def oldest_half(self) -> Ints:
-        """The positions of that half of the pieces that was sent first."""
+        """Return the positions of that half of the pieces that was sent first."""
         return np.fromiter(islice(self._numbers, (len(self._numbers) + 1) // 2), np.int64)
 
 

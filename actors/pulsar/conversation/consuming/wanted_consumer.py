@@ -62,7 +62,7 @@ def check_subscribe(asked: Any) -> None:
 
 
 def is_reader(asked: Any) -> bool:
-    """Whether it needs no subscription: it has a position of its own, and nobody else any of its messages."""
+    """Return whether it needs no subscription: it has a position of its own, and nobody else any of its messages."""
     return not asked.durable and asked.type in (EXCLUSIVE, FAILOVER)
 
 

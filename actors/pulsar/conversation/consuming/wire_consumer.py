@@ -187,7 +187,7 @@ class WireConsumer:
         return not self.closed and await self._alive()
 
     def read_so_far(self) -> dict[str, Any]:
-        """A reader's position, for people; empty for a consumer, whose subscription's owner reports it."""
+        """Return a reader's position, for people; empty for a consumer, whose subscription's owner reports it."""
         if not isinstance(self._part, LogReader):
             return {}
         return {
@@ -501,11 +501,11 @@ class WireConsumer:
             self._acknowledge_up_to(int(rows[-1]))
 
     def _begins(self, at: int) -> bool:
-        """Whether something that was sent is known to begin at a position."""
+        """Return whether a sent message is known to begin at a position."""
         return self._sent.get(at) is not None or self._gateway.pieces.begins(self._key, at)
 
     async def stand_alone(self, positions: list[int]) -> bool:
-        """Whether none of these can have stood for more than one message. Raises Unavailable."""
+        """Return whether none of these can have stood for more than one message. Raises Unavailable."""
         for at in positions:
             try:
                 run = await self.payloads.run(ledger_of(at), entry_of(at), patience=PATIENCE_MS)

@@ -108,7 +108,7 @@ class AccessControl:
         return None not in found.values()
 
     async def _still(self, roles: Sequence[str], wish: Wish) -> bool | None:
-        """Whether these may go on; None: that is not known now."""
+        """Return whether these may go on; None: that is not known now."""
         if self.permissions is None:
             return True
         try:

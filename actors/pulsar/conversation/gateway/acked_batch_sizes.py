@@ -69,12 +69,12 @@ class AckedBatchSizes:
             self._counts.popitem(last=False)
 
     def begins(self, key: Key, position: int) -> bool:
-        """Whether something that was sent is remembered to have begun there."""
+        """Return whether a sent message is remembered to have begun there."""
         self._bring_in()
         return (key, position) in self._counts
 
     def count(self, key: Key, position: int, ack_set: Iterable[int]) -> tuple[int, bool]:
-        """How many rows an id stands for at least, and whether this number is known to be exact.
+        """Return how many rows an id stands for at least, and whether this number is known to be exact.
 
         ack_set: its last open bit is one of its rows, if there is one.
         """
@@ -84,7 +84,7 @@ class AckedBatchSizes:
 
 
 def open_rows(ack_set: Iterable[int]) -> npt.NDArray[np.bool_]:
-    """The bits of an ack_set up to the last one that is set: True for a row that is not acknowledged."""
+    """Return the bits of an ack_set up to the last one that is set: True for a row that is not acknowledged."""
     words = np.array([word & (1 << 64) - 1 for word in islice(ack_set, MOST_WORDS)], "<u8")
     bits = np.unpackbits(words.view(np.uint8), bitorder="little").astype(bool)
     last = np.flatnonzero(bits)
@@ -111,7 +111,7 @@ def rows_behind(run: DecodedRun, at: int, one: Any) -> Rows:
 
 
 def rest_of_batch(run: DecodedRun, at: int) -> int:
-    """How many rows of a batch there are from this position on; 1 of a message that came alone."""
+    """Return how many rows of a batch there are from this position on; 1 of a message that came alone."""
     if "batch_index" not in run.rows.schema.names:
         return 1
     index = (

@@ -51,7 +51,7 @@ def metadata_of(pairs: Iterable[Any]) -> dict[str, str]:
 
 
 def clients_here(gateway: Connected, topic: str, partition: int | None) -> dict[str, list[dict[str, Any]]]:
-    """Rows of a partition, or of all; each says its own."""
+    """Return rows of a partition, or of all; each says its own."""
     if partition is None:
         producing = [(at, one) for (known, at), here in gateway.producers.items() if known == topic for one in here]
     else:

@@ -100,7 +100,7 @@ class Link(Protocol):
         """Read again."""
 
     def unsent(self) -> int:
-        """Bytes that were written and that the client has not taken."""
+        """Return bytes that were written and that the client has not taken."""
 
 
 class ConsumerHere(Protocol):
@@ -117,7 +117,7 @@ class ConsumerHere(Protocol):
         """Send the consumer away: its client has to subscribe again."""
 
     async def answers(self) -> bool:
-        """Whether its client shows a sign of life soon; the connection of one that does not is over."""
+        """Return whether its client shows a sign of life soon; the connection of one that does not is over."""
 
     async def close(self) -> None:
         """Leave; messages that are still held go to the others in order."""
@@ -137,7 +137,7 @@ class ProducerHere(Protocol):
         """Send the producer away once all of its sends are settled: its client has to ask for it again."""
 
     async def answers(self) -> bool:
-        """Whether its client shows a sign of life soon; the connection of one that does not is over."""
+        """Return whether its client shows a sign of life soon; the connection of one that does not is over."""
 
 
 REPEATED_FROM = 16
@@ -224,7 +224,7 @@ class Gateway:
             self._readers.pop(key, None)
 
     def is_read(self, topic: str, partition: int) -> bool:
-        """Whether a partition has consumers here."""
+        """Return whether a partition has consumers here."""
         return (topic, partition) in self._readers
 
     def fresh(self, word: str) -> str:

@@ -32,7 +32,7 @@ class MachinePorts(Protocol):
         """Listen there; 0 is any free port. Returns the number. Raises Unavailable if another program has the port."""
 
     def chosen(self, scheme: str) -> int:
-        """The port that an earlier gateway of this machine chose; 0 if there was none."""
+        """Return the port that an earlier gateway of this machine chose; 0 if there was none."""
 
     def tell(self, scheme: str, port: int) -> None:
         """Publish for the command line where clients connect; 0: nowhere, because another program has the port."""

@@ -63,7 +63,7 @@ class HeadCount:
             raise CommandRefused(ServerError.CONSUMER_BUSY, "Subscription reached max consumers limit")
 
     async def others(self) -> list[Address]:
-        """Every gateway that runs."""
+        """Return every gateway that runs."""
         told = json.loads((await self._directory.ask_controller(DescribeCluster())).json)
         return [row["address"] for row in told["actors"] if row["kind"] == "gateway" and row["address"]]
 

@@ -101,7 +101,7 @@ class Speakers:
         self._last_at = now
 
     def others(self, who: object, now: int) -> bool:
-        """Whether anybody else has said something lately."""
+        """Return whether another client has sent something lately."""
         return now - (self._other_at if who is self._last else self._last_at) < SPEAKS_MS
 
 

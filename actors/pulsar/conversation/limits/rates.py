@@ -116,7 +116,7 @@ class RateLimiter:
         return self._take(passed, False, self.role_dispatch)
 
     def at_once(self, topic: str, role: str, most: int) -> int:
-        """How many messages of a topic may be on their way to one consumer: no more than a period allows."""
+        """Return how many messages of a topic may be on their way to one consumer: no more than a period allows."""
         of_topic = self._limits.that_hold(topic).dispatch_rate if self._limits.any else None
         for rate in (of_topic, self.role_dispatch if role else None):
             if rate is not None and rate.messages > 0:

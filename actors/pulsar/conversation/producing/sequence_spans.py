@@ -27,7 +27,7 @@ MOST_SPANS = 1024
 
 
 def end_of(sequence: int) -> int:
-    """The last sequence at the topic of a client's sequence id."""
+    """Return the last sequence at the topic of a client's sequence id."""
     return (sequence + 1 << SHIFT) - 1
 
 
@@ -63,7 +63,7 @@ class Numbers:
         return self.last >> SHIFT
 
     def cover(self, first: int, last: int) -> bool:
-        """Whether all of these are stored, or were sent by this producer."""
+        """Return whether all of these are stored, or were sent by this producer."""
         if last <= self._stored:
             return True
         number = bisect_right(self._spans, (first, end_of(MOST_SEQUENCE))) - 1
