@@ -93,7 +93,7 @@ class KeySharedDispatcher:
 
     @classmethod
     def restored(cls, snapshot: bytes) -> KeySharedDispatcher:
-        """Decisions that go on from a snapshot. Raises Corrupt."""
+        """Return decisions that go on from a snapshot. Raises Corrupt."""
         made = cls(SubscriptionSettings())
         made._go_on_with(snapshots.thaw(snapshot))
         return made
@@ -114,7 +114,7 @@ class KeySharedDispatcher:
         finished: Positions = NO_POSITIONS,
         entry: JoinAs = NEW,
     ) -> int:
-        """A consumer joins (KS-34); returns its number.
+        """Let a consumer join (KS-34); returns its number.
 
         holding: positions that it holds from before a change of owner. finished: those of them that are done by now,
         which are never sent again. entry: which place it gets. Raises Conflict or Invalid; then nothing has changed.
@@ -141,7 +141,8 @@ class KeySharedDispatcher:
         return NO_POSITIONS if member is None else member.claims
 
     def bring(self, consumer: int, positions: Positions, hashes: Hashes) -> None:
-        """Masked hashes (uint32) of what it claims (`claims_of`), before that is read: its keys go to nobody else.
+        """Set the masked hashes (uint32) of a consumer's claims (`claims_of`) before they are read: they keep their
+        keys.
 
         positions: all of them that the topic still has. What cannot be this consumer's, because another one holds its
         hash by now, waits until it is read; what is done and gone from the topic is claimed no longer.
@@ -174,21 +175,21 @@ class KeySharedDispatcher:
         return [self._core.members.at(slot).number for slot in self._core.selector.rivals(ranges)]
 
     def retire(self, consumer: int, *, now: int) -> None:
-        """A consumer gives up its place and gets nothing more; its messages stay with it until it leaves."""
+        """Take a consumer's place; it gets nothing more, and keeps its messages until it leaves."""
         core = self._core
         member = core.members.by_number.get(consumer)
         if member is not None:
             hash_assignments.retire(core, member, now=now)
 
     def leave(self, consumer: int, *, now: int, keep: bool = False) -> None:
-        """A consumer left, for any reason; its messages wait in order for the others (KS-35, KS-36).
+        """Remove a consumer that left, for any reason; its messages wait in order for the others (KS-35, KS-36).
 
         keep: its place is kept, if the subscription keeps places, and waits for it with what it held.
         """
         self.leave_all({consumer: keep}, now=now)
 
     def leave_all(self, leaving: Mapping[int, bool], *, now: int) -> None:
-        """Consumers left, in one change of owners; see `leave`. leaving: whether the place of each is kept."""
+        """Remove consumers in one change of owners; see `leave`. leaving: whether the place of each is kept."""
         members = self._core.members.by_number
         known = {members[number]: keep for number, keep in leaving.items() if number in members}
         if known:
@@ -202,7 +203,7 @@ class KeySharedDispatcher:
     # -- the log ----------------------------------------------------------------------------------------------------
 
     def room(self) -> int:
-        """Messages that may be read forward now; 0 = none (KS-39, KS-40, KS-42, KS-49)."""
+        """Return how many messages may be read forward now; 0 = none (KS-39, KS-40, KS-42, KS-49)."""
         core = self._core
         if not core.members or core.members.all_blocked:
             return 0
@@ -211,7 +212,7 @@ class KeySharedDispatcher:
         return max(min(permits, ahead), 0)
 
     def due_room(self) -> int:
-        """Delayed messages that may be handed to `due` now; 0 = none.
+        """Return how many delayed messages may be handed to `due` now; 0 = none.
 
         They take the way of redelivery, so messages that wait for a draining hash do not use up their room, and a
         blocked subscription does not stop them (KS-49); only what was due before and still waits does.
@@ -230,7 +231,7 @@ class KeySharedDispatcher:
         return self._core.holds_keys
 
     def append(self, positions: Positions, hashes: Hashes, *, delayed: Mask | None = None, appended: int = 0) -> None:
-        """Messages were read forward: int64 positions ascending and above all read before, masked hashes uint32.
+        """Add messages that were read forward: int64 positions, ascending, above all read before; masked hashes uint32.
 
         Without those that are acknowledged, and without the delayed ones, unless `holds_keys`: then with them, and
         `delayed` (bool) says which are not due. Later messages of their hashes wait until `due` brings them.
@@ -240,12 +241,12 @@ class KeySharedDispatcher:
         arrivals.append(self._core, positions, hashes, delayed, appended)
 
     def reach(self, position: int) -> None:
-        """The log was read up to here; what of it did not come to `append` is done or delayed."""
+        """Note that the log was read up to here; messages that did not come to `append` are done or delayed."""
         if self._core.window.reach(position) and self._core.nack_ordered:
             self._core.look_again()
 
     def due(self, positions: Positions, hashes: Hashes, *, now: int | None = None) -> None:
-        """Delayed messages are due now: they wait to be sent without a place in the order (KS-60, KS-64).
+        """Let delayed messages that are due wait to be sent, without a place in the order (KS-60, KS-64).
 
         Those that held back their keys have kept their place. Positions that are here already are ignored; any order.
         now: ms; None: when anything was decided last.
@@ -257,7 +258,7 @@ class KeySharedDispatcher:
     # -- consumers --------------------------------------------------------------------------------------------------
 
     def grant(self, consumer: int, total: int) -> bool:
-        """The consumer was ever ready to take `total` messages (KS-46); a smaller number than before is late.
+        """Raise to `total` how many messages a consumer was ever ready to take (KS-46); a smaller number is late.
 
         Returns whether these are more than before.
         """
@@ -279,7 +280,7 @@ class KeySharedDispatcher:
         return acknowledge(self._core, positions, consumer)
 
     def acknowledge_soon(self, positions: Positions, consumer: int | None = None, *, now: int | None = None) -> None:
-        """Like `acknowledge`, but gathered with other reports, and applied before anything else is decided or read.
+        """Do as `acknowledge` does, but gather reports, and apply them before anything else is decided or read.
 
         now: when it is reported (ms); None: when anything was decided last.
         """
@@ -289,7 +290,7 @@ class KeySharedDispatcher:
             self._reports.append((positions, consumer))
 
     def taken_done_unsent(self) -> bool:
-        """Whether messages that nobody was ever sent were called done since this was asked last, and order counts."""
+        """Return whether messages that were never sent were acknowledged since the last call, and order counts."""
         return self._core.taken_done_unsent()
 
     def negative_acknowledge(self, consumer: int, positions: Positions, **how: Unpack[nacks.NackOptions]) -> int:
@@ -332,11 +333,11 @@ class KeySharedDispatcher:
         return self._state.carried.not_durable
 
     def redeliveries(self) -> bytes:
-        """Counts and delays for the next owner, as bytes (`storage.format.redeliveries`), within a bound (`nacks`)."""
+        """Return counts and delays for the next owner, as bytes (`storage.format.redeliveries`), bounded (`nacks`)."""
         return nacks.snapshot(self._core)
 
     def clock_was_set(self, by: int) -> None:
-        """The clock behind every `now` was set forward by so many ms: what is left of redelivery delays stays."""
+        """Move the times of redelivery delays by so many ms, as the clock of every `now` was: the rest of each stays."""
         nacks.clock_was_set(self._core, by)
 
     def delays_redeliveries(self) -> bool:
@@ -344,7 +345,7 @@ class KeySharedDispatcher:
         return nacks.delays(self._core)
 
     def has_dead_letters(self) -> bool:
-        """Some message was redelivered more than max_redeliver_count times, and goes to the dead letters."""
+        """Return whether a message was redelivered more than max_redeliver_count times: it becomes a dead letter."""
         return self._core.window.count[DEAD] > 0 and not self._core.parked.on
 
     def dead_letters(self) -> Positions:
@@ -369,7 +370,7 @@ class KeySharedDispatcher:
         remove(self._core, positions, up_to)
 
     def mark_deleted(self, position: int) -> None:
-        """Everything up to `position` is acknowledged; recently joined consumers may be released (LS-6)."""
+        """Note that everything up to `position` is acknowledged; recently joined consumers may be released (LS-6)."""
         core = self._state  # No policy asks the rows here, so reports may wait on.
         core.carried.forget_up_to(position)
         if core.policy.marked(position):
@@ -394,11 +395,11 @@ class KeySharedDispatcher:
     # -- observation ------------------------------------------------------------------------------------------------
 
     def idle(self) -> bool:
-        """Nothing is pending, waiting or dead: all that was read is done."""
+        """Return whether nothing is pending, waiting or dead: all that was read is done."""
         return self._core.window.live == 0 and self._core.parked.live == 0
 
     def stalled(self) -> bool:
-        """Watchdog: a consumer has permits, something may go to it, and it was not sent. After `route` never true."""
+        """Return, as a watchdog, whether a consumer has permits, and a message that may go to it was not sent."""
         return not self.idle() and would_send(self._core) > 0
 
     def check(self) -> None:
@@ -417,7 +418,9 @@ class KeySharedDispatcher:
         position: int | None = None,
         now: int,
     ) -> dict[str, Any]:
-        """Why is it not delivered? key_hash: masked hash of a key; hash: as the selector sees it; or a position."""
+        """Explain why it is not delivered. key_hash: masked hash of a key; hash: as the selector sees it; or a
+        position.
+        """
         return explain.explain(self._core, key_hash=key_hash, hash=hash, position=position, now=now)
 
     def due_reasons(self) -> list[dict[str, Any]]:
@@ -433,7 +436,7 @@ class KeySharedDispatcher:
         return reads_not_because(self._core)
 
     def waiting(self) -> WaitingMessages:
-        """Messages that were never sent, each with the gate that holds it."""
+        """Return the messages that were never sent, each with the gate that holds it."""
         return waiting(self._core)
 
     def positions_of(self, key_hash: int) -> Positions:
@@ -459,7 +462,7 @@ class KeySharedDispatcher:
         return self._state.history
 
     def assignments(self) -> list[dict[str, Any]]:
-        """Changes of owners, oldest first, bounded."""
+        """Return the changes of owners, oldest first, bounded."""
         return [change.as_dict() for change in self._core.history.changes]
 
     def owner(self, hash: int, at: int | None = None) -> dict[str, Any]:
@@ -477,12 +480,12 @@ class KeySharedDispatcher:
         return self._core.members.with_news()
 
     def take_events(self, consumer: int) -> list[Event]:
-        """News that this consumer has not received: revoked, assigned, drained ranges."""
+        """Take the news that a consumer has not received: revoked, assigned, drained ranges."""
         member = self._core.members.by_number.get(consumer)
         return [] if member is None else take_events(member, self._core.history.number)
 
     def take_revoked(self, consumer: int) -> Positions:
-        """Messages that this consumer must give back and was not asked for yet (int64, ascending); see `revocation`."""
+        """Take the messages that a consumer must give back and was not asked for yet (int64, ascending)."""
         member = self._core.members.by_number.get(consumer)
         return NO_POSITIONS if member is None else revocation.take_revoked(self._core, member)
 

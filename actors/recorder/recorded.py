@@ -103,7 +103,7 @@ class Recording:
         self._room.held = MOST_BYTES + 1
 
     def ask_for_snapshot(self) -> None:
-        """The next dispatch pass leaves a snapshot, or one that finds few messages."""
+        """Let the next dispatch pass that finds few messages leave a snapshot."""
         if not self.wants_snapshot:
             self.wants_snapshot, self._patience = True, PATIENCE
 

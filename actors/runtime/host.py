@@ -77,12 +77,12 @@ class HostedActor:
         self.resolve_start(None)
 
     def task_failed(self, name: str, error: Exception) -> None:
-        """A background task of the actor ended with an error."""
+        """Note that a background task of the actor ended with an error."""
         if not self._over and not isinstance(error, self.actor.outlives):
             self._broken(name, error)
 
     def resolve_start(self, error: SluiceError | None) -> None:
-        """The actor has started, or will not: let those go on that wait for it."""
+        """Let callers go on that wait for the start: the actor has started, or will not."""
         if not self.born.done():
             self.born.set_result(error)
 
@@ -181,7 +181,7 @@ class _PendingAnswer:
             self._on_answer(answer)
 
     def give_up(self, answer: Unknown) -> None:
-        """There will be no outcome."""
+        """Settle without an outcome: there will be none."""
         if self.take_back():
             self._on_answer(answer)
 

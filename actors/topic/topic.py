@@ -426,7 +426,7 @@ class Topic(Actor):
 
     @staticmethod
     def _check_size(request: Publish | PublishMany | PublishResults) -> None:
-        """Raises Invalid for a run that no producer makes."""
+        """Raise Invalid for a run that no producer makes."""
         if not 0 < request.count <= MAX_RUN_MESSAGES:
             raise Invalid(f"a run holds 1 to {MAX_RUN_MESSAGES} messages, not {request.count}")
         if request.payload.size > MAX_RUN_BYTES:

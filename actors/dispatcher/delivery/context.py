@@ -37,10 +37,10 @@ class Ownership(Protocol):
         """Return whether this dispatcher has ended."""
 
     def check_owner(self) -> None:
-        """Raises Fenced when this dispatcher has ended."""
+        """Raise Fenced when this dispatcher has ended."""
 
     def end(self, reason: str) -> None:
-        """There is, or will be, another owner: refuse everything from now on."""
+        """Refuse everything from now on: there is, or will be, another owner."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class DispatchLoop:
                 self._store.hold_back()
 
     def _done(self, session: Session, positions: Positions) -> None:
-        """A consumer says that these (ascending) are done."""
+        """Mark messages (ascending) as done for a consumer."""
         now = self._clock.now()
         self._backlog.acknowledge(positions, session.number, now)
         session.acknowledged(now)
@@ -234,7 +234,7 @@ class DispatchLoop:
                 session.tell_end()
 
     def look_if_stalled(self) -> None:
-        """Watchdog: notice when nothing moves although it could, and no pass is due that would move it."""
+        """Notice, as a watchdog, when nothing moves although it could, and no pass is due that would move it."""
         due = self._wakeups.route.is_set() or self._put_off
         held = self._state.paused or self._sessions.unswept or self._store.holds_back
         if self._leases.settled() and not (due or held) and self._core.stalled():

@@ -81,7 +81,7 @@ def life_of(incarnation: str) -> int:
 
 @dataclass(slots=True)
 class LeaseHolder:
-    """A consumer that may hold messages. process: where it runs, empty if unknown. lease: ms that it may outlast its
+    """A consumer that may hold messages. process: its process, empty if unknown. lease: ms that it may outlast its
     owner.
     """
 

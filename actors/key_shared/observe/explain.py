@@ -207,7 +207,7 @@ def _recently_joined(core: DispatchState, policy: RecentlyJoined, row: int, now:
 
 
 def _redelivery(core: DispatchState, value: int, now: int) -> Reason:
-    """The key waits because later messages of it were asked back, behind one that was given back."""
+    """Explain that the key waits because later messages of it were asked back, behind one that was given back."""
     window = core.window
     rows = window.rows_in(PENDING)
     rows = rows[(window.hash[rows] == value) & ((window.flags[rows] & REVOKED) != 0)]
@@ -223,7 +223,7 @@ def _redelivery(core: DispatchState, value: int, now: int) -> Reason:
 
 
 def _delayed_redelivery(core: DispatchState, value: int) -> Reason | None:
-    """The first message that holds back its key was given back with a delay; None if it is another kind."""
+    """Explain that the first message that holds back its key was given back with a delay; None if it was not."""
     window = core.window
     row = int(window.find(core.tables.held_from[value : value + 1])[0])
     if window.state[row] != WAITING:
@@ -282,7 +282,7 @@ def _unacked(core: DispatchState, slot: int) -> Reason:
 
 
 def _nobody_may(core: DispatchState) -> list[Reason]:
-    """No consumer may get anything: some hold as much as they may, the others are out of permits."""
+    """Explain that no consumer may get anything: some hold as many as they may, the others are out of permits."""
     blocked = [member.slot for member in core.members if core.members.blocked[member.slot]]
     reasons = [_unacked(core, slot) for slot in blocked[:_SHOWN]]
     if len(blocked) < len(core.members):
@@ -377,7 +377,7 @@ def _first_waiting(core: DispatchState, rows: Rows) -> int | None:
 
 
 def _nothing_waits(core: DispatchState, rows: Rows, now: int) -> list[Reason]:
-    """No row of the hash asks to be sent."""
+    """Explain that no row of the hash asks to be sent."""
     if len(rows) == 0:
         return [
             _reason(
@@ -389,7 +389,7 @@ def _nothing_waits(core: DispatchState, rows: Rows, now: int) -> list[Reason]:
 
 
 def _same_hash(core: DispatchState, rows: Rows, key_hash: int) -> list[Reason]:
-    """Another key shares the hash, and the key waits for its messages."""
+    """Explain that another key shares the hash, and the key waits for its messages."""
     others = rows[core.window.masked_hash[rows] != key_hash]
     held = others[core.window.state[others] == PENDING]
     if len(held) == 0:

@@ -34,7 +34,9 @@ class Heaviest:
 
 
 def heaviest(window: Window, members: list[AttachedConsumer], fewest: int) -> Heaviest | None:
-    """The heaviest key now; None: no key has more than half, and so many. Delayed and dead messages do not count."""
+    """Return the heaviest key now; None: no key has more than half, and enough of them.
+    Delayed and dead messages do not count.
+    """
     if window.live < fewest:
         return None
     rows = window.rows_in(FRESH, REPLAY, UNORDERED, WAITING, PENDING)

@@ -59,7 +59,7 @@ class _Freezer(pickle.Pickler):
 
 
 def _sparse(array: npt.NDArray[Any]) -> tuple[Any, ...] | None:
-    """A long column that mostly has its last value, by the rows that have another one; None for any other array."""
+    """Return a long array that mostly has its last value by the rows with another one; None for other arrays."""
     if array.ndim != 1 or array.nbytes < _LONG:
         return None
     rows = np.flatnonzero(array != array[-1])

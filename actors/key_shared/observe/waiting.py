@@ -57,7 +57,7 @@ def waiting(core: DispatchState) -> WaitingMessages:
 
 
 def reads_not_because(core: DispatchState) -> str:
-    """The gate that keeps the next messages from being read, by its name in REASONS: the first that `explain` names."""
+    """Return the gate that keeps the next messages from being read, a name in REASONS: the first of `explain`."""
     members = core.members
     if not len(members):
         return Gate.NO_OWNER.name.lower()

@@ -31,7 +31,7 @@ def acknowledge(core: DispatchState, positions: Positions, consumer: int | None)
 
 
 def acknowledge_all(core: DispatchState, reports: list[tuple[Positions, int | None]]) -> None:
-    """The same for many reports (positions in any order, consumer) at once."""
+    """Do the same for many reports (positions in any order, consumer) at once."""
     if len(reports) == 1:
         acknowledge(core, *reports[0])
         return
@@ -77,7 +77,7 @@ def _acknowledge(core: DispatchState, positions: Positions) -> tuple[Positions, 
 
 
 def _drop_waiting(core: DispatchState, rows: Rows) -> None:
-    """Messages are done that no consumer holds: some had been given back, others were perhaps never sent."""
+    """Drop done messages that no consumer holds: some had been given back, others were perhaps never sent."""
     if core.policy.ordered and bool((core.window.flags[rows] & DELIVERED == 0).any()):
         core.note_done_unsent()
     core.drop(rows)

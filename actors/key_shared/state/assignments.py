@@ -60,7 +60,7 @@ class ReadGates:
         """The end (ms) of each gate that was there, oldest first."""
 
     def own_since(self, now: int) -> None:
-        """The owner is there since `now` (ms), unless that was known before."""
+        """Note that the owner is there since `now` (ms), unless that was known before."""
         self.since = self.since or now
 
     def read_at(self, now: int) -> None:
@@ -73,7 +73,7 @@ class ReadGates:
             del self._past[:-_GATES]
 
     def next(self, gate: str) -> None:
-        """From the last reading on this one is there."""
+        """Note the gate that holds reading back from the last reading on."""
         self._now = gate
 
     def parts(self, appended: int) -> Iterator[tuple[str, int, int]]:

@@ -77,7 +77,7 @@ class CarriedRedeliveries:
             self._rows = self._rows.pick(self._rows.positions > position)
 
     def clear(self) -> None:
-        """Everything is done."""
+        """Forget all messages: they are done."""
         self._rows = NOTHING
 
     def _here(self, positions: Positions) -> Mask:

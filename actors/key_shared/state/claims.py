@@ -65,7 +65,7 @@ def claim(core: DispatchState, member: AttachedConsumer) -> None:
 
 
 def claim_all(core: DispatchState) -> None:
-    """After rows were added: claim them for those that hold them."""
+    """Claim rows that were added for the consumers that hold them."""
     for member in core.members.claiming():
         claim(core, member)
 

@@ -45,7 +45,7 @@ _NO_ROWS: npt.NDArray[np.intp] = np.empty(0, np.intp)
 
 
 def closed(core: DispatchState, rows: Candidates) -> Iterator[tuple[Gate, Mask]]:
-    """Each gate that holds any row back, with the rows that it holds back. The one predicate of dispatch and explain.
+    """Yield each gate that holds any row back, with these rows: the one predicate of dispatch and explain.
 
     Permits are not here: how many may go is a matter of the whole pass, see `cut`.
     """
@@ -64,7 +64,7 @@ def closed(core: DispatchState, rows: Candidates) -> Iterator[tuple[Gate, Mask]]
 
 
 def route(core: DispatchState, now: int) -> Assignments:
-    """Everything that can go out now."""
+    """Return everything that can go out now."""
     core.at(now)
     core.counters.waits.read(now)
     nacks.wake(core, now)
@@ -83,7 +83,7 @@ def route(core: DispatchState, now: int) -> Assignments:
 
 
 def redelivered(core: DispatchState) -> Rows:
-    """Rows that wait to be sent again, or are delayed ones that are due, as far as a dispatch may look at them."""
+    """Return the rows that wait to be sent again, or are delayed and due, as far as a dispatch may look at them."""
     rows = core.window.rows_in(REPLAY, UNORDERED)
     return rows[~core.window.unreached(rows)] if core.nack_ordered else rows
 
@@ -110,7 +110,7 @@ def would_send(core: DispatchState) -> int:
 
 
 def candidates_of(core: DispatchState, rows: Rows | slice, allowance: Counts, *, fresh: bool) -> Candidates:
-    """Rows of the window with their hashes and owners. In a Shared subscription the owners are dealt out here."""
+    """Return rows of the window with their hashes and owners. A Shared subscription deals the owners out here."""
     # As wide as an index: each of them is used as one about ten times.
     hashes = core.window.hash[rows].astype(np.intp)
     owners = deal(core, len(hashes), allowance) if core.shared else core.tables.owner[hashes]
@@ -241,7 +241,7 @@ def _send(
     out: Assignments,
     now: int,
 ) -> None:
-    """Messages leave: counts, tables, sentinel, and one assignment for each consumer."""
+    """Send messages: change counts, tables and sentinel, and add one assignment for each consumer."""
     window = core.window
     if picked is None:
         slots, hashes, positions = candidates.owners, candidates.hashes, candidates.positions.copy()
@@ -301,7 +301,7 @@ def _assign(
 
 
 def deal(core: DispatchState, count: int, allowance: Counts) -> Reduced:
-    """Shared: owners for `count` rows in turn, the lowest priority number first, each a fair share of the rest."""
+    """Return owners in a Shared subscription for `count` rows: the lowest priority number first, each a fair share."""
     owners: Reduced = np.full(count, NO_SLOT, np.uint16)
     left = allowance.copy()
     done = 0

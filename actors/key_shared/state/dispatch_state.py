@@ -126,16 +126,16 @@ class DispatchState:
         self.recheck = True
 
     def taken_recheck(self) -> bool:
-        """Whether to look again; who asks looks."""
+        """Return whether to try the waiting messages, and reset that: the caller tries them."""
         recheck, self.recheck = self.recheck, False
         return recheck
 
     def note_done_unsent(self) -> None:
-        """Messages are done that perhaps nobody was ever sent."""
+        """Note that messages are done that were perhaps never sent."""
         self._done_unsent = True
 
     def taken_done_unsent(self) -> bool:
-        """Whether there were such since this was asked last."""
+        """Return whether there were such messages since the last call."""
         found, self._done_unsent = self._done_unsent, False
         return found
 
@@ -203,7 +203,7 @@ class DispatchState:
             self._hold_keys(rows)
 
     def hold(self, rows: Rows) -> None:
-        """FRESH rows are delayed, and hold back what comes after them of their hash until `due`."""
+        """Delay FRESH rows: they hold back later rows of their hash until `due`."""
         self.window.move(rows, len(rows), FRESH, HELD)
         self._hold_keys(rows)
 
@@ -211,7 +211,7 @@ class DispatchState:
         np.minimum.at(self.tables.held_from, self.window.hash[rows], self.window.position[rows])
 
     def _unhold(self, hashes: Reduced) -> None:
-        """Rows of these hashes may be held no longer; find out which still are."""
+        """Find out which of these hashes still have rows that hold them back."""
         affected = np.zeros(HASH_RANGE, np.bool_)
         affected[hashes] = True
         self.tables.held_from[affected] = NOTHING_HELD
@@ -220,7 +220,7 @@ class DispatchState:
         self.recheck = True
 
     def release(self, rows: Rows, into: int) -> None:
-        """PENDING rows leave their consumers, each record exactly once (KS-20, KS-21)."""
+        """Take PENDING rows from their consumers, each exactly once (KS-20, KS-21)."""
         if len(rows) == 0:
             return
         window, members = self.window, self.members
@@ -245,7 +245,7 @@ class DispatchState:
         self.settle_limits()
 
     def _no_more_revoked(self, rows: Rows) -> None:
-        """Rows that leave their consumers are not asked back any more."""
+        """Stop asking rows back that leave their consumers."""
         rows = rows[(self.window.flags[rows] & REVOKED) != 0]
         if len(rows):
             self.window.flags[rows] &= np.uint8(0xFF ^ REVOKED)
@@ -286,7 +286,7 @@ class DispatchState:
             self.tables.recount()
 
     def drop(self, rows: Rows) -> None:
-        """Rows that are not PENDING are done; keeps the counts."""
+        """Mark rows that are not PENDING as done; keeps the counts."""
         window = self.window
         state = window.state[rows]
         if self.parked.on and window.count[DEAD] > 0 and (state == DEAD).any():

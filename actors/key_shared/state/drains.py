@@ -107,7 +107,8 @@ class Drains:
             self._finished(hashes[mine], tables.freed_attempts[mine], name, now)
 
     def returned(self, tables: HashTables, members: Members, before: Mask) -> None:
-        """Hashes that drained and belong to their holder again are cleared too, as in Pulsar; nobody is told.
+        """Count hashes as cleared that drained and belong to their holder again, as in Pulsar; no consumer learns of
+        it.
 
         before: those that drained before the change of owners, bool, one a hash.
         """
@@ -137,7 +138,7 @@ class Drains:
         drained.add(np.maximum(now - began[known], 0), attempts[known].astype(np.int64))
 
     def stats(self) -> dict[str, Any]:
-        """For the subscription's statistics."""
+        """Return the part of the subscription's statistics about draining."""
         return {
             "drainingHashesClearedTotal": self.cleared,
             "drainingHashesPeak": self.peak,

@@ -118,7 +118,7 @@ def retire(core: DispatchState, member: AttachedConsumer, *, now: int) -> None:
 
 
 def leave(core: DispatchState, leaving: Mapping[AttachedConsumer, bool], *, now: int) -> None:
-    """Consumers leave, in one change. True: the place is kept."""
+    """Remove consumers in one change. True: the place is kept."""
     core.at(now)
     placed = {slot for slot, _ in core.selector.layout()} if core.keeps_places else frozenset[int]()
     kept = {member.slot for member, keep in leaving.items() if keep and member.keeps_place} & placed
@@ -251,7 +251,7 @@ class HashRangeAssignments:
         return member if member is not None and has_place(self._core, member.slot) else None
 
     def offer(self, place: AttachedConsumer, to: str) -> None:
-        """The consumer that attaches under this name takes the place over."""
+        """Offer the place to the consumer that attaches under this name."""
         place.offer_place(to)
 
     def give_place(self, consumer: int, now: int) -> bool:

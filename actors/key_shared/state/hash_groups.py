@@ -79,7 +79,7 @@ class HashGroups:
         return np.array(rows, np.intp)
 
     def whole(self, column: int) -> npt.NDArray[Any]:
-        """One column with a row for each hash, shape (65536,); not to be written to."""
+        """Return a column with a row for each hash, shape (65536,); not to be written to."""
         if self._known is None:
             return self.columns[column]
         every = np.zeros(HASH_RANGE, self._dtypes[column])
@@ -99,14 +99,14 @@ class HashGroups:
         return ((groups << _BITS)[:, None] | np.arange(GROUP)).ravel()
 
     def _widen(self) -> None:
-        """Every hash has its own row from now on."""
+        """Give every hash its own row from now on."""
         hashes, columns = self._hashes(), untouched(HASH_RANGE, *self._dtypes)
         for new, old in zip(columns, self.columns, strict=True):
             new[hashes] = old[: len(hashes)]
         self.columns, self._known, self._places = columns, None, None
 
     def _add(self, groups: npt.NDArray[np.intp], known: dict[int, int]) -> None:
-        """Rows for these groups too."""
+        """Add rows for these groups."""
         for place, group in enumerate(groups.tolist(), len(known)):
             known[group] = (place - group) << _BITS
         if self._places is not None:

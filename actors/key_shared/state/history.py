@@ -40,7 +40,7 @@ class Change:
     consumers: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the change for JSON."""
         return {
             "epoch": self.number,
             "at": self.at,
@@ -67,7 +67,7 @@ class History:
         return [change for change in self.changes if change.number > number]
 
     def remember(self, earlier: Iterable[Change]) -> None:
-        """Changes from before this object, in any order; the newest are kept, each once."""
+        """Add changes from before this object, in any order; the newest are kept, each once."""
         known = {change.number: change for change in [*earlier, *self.changes]}
         self.changes = [known[number] for number in sorted(known)[-KEPT:]]
 
@@ -132,7 +132,7 @@ def _name(members: Members, slot: int, left: Mapping[int, AttachedConsumer]) -> 
 
 
 def drained(members: Members, holders: Reduced, freed: npt.NDArray[np.intp]) -> None:
-    """Hashes came free at their former holders, one for each: count them, and prepare the news."""
+    """Count hashes that came free at their former holders, one holder for each, and prepare the news."""
     for slot in np.unique(holders):
         member = members.by_slot[int(slot)]
         if member is not None:
@@ -142,12 +142,12 @@ def drained(members: Members, holders: Reduced, freed: npt.NDArray[np.intp]) -> 
 
 
 def tell_inactive(member: AttachedConsumer, number: int) -> None:
-    """A consumer of a Failover subscription has joined behind the one that is active."""
+    """Add the news that a consumer of a Failover subscription joined behind the active one."""
     member.note("inactive", (), number)
 
 
 def take_events(member: AttachedConsumer, number: int) -> list[Event]:
-    """News that this consumer has not received: revoked, assigned and drained ranges, inactive; oldest first."""
+    """Take news that a consumer has not received: revoked, assigned, drained ranges, inactive; oldest first."""
     events = [Event(kind=kind, ranges=list(ranges), epoch=epoch) for kind, ranges, epoch in member.events]
     if member.drained:
         mask = np.zeros(HASH_RANGE, np.bool_)

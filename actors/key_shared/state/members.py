@@ -211,7 +211,7 @@ class Members:
         return len(self.by_number)
 
     def __iter__(self) -> Iterator[AttachedConsumer]:
-        """In order of joining."""
+        """Iterate in order of joining."""
         return iter(self.by_number.values())
 
     @property

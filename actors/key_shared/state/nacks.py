@@ -134,7 +134,7 @@ def redeliver_all(
 
 
 def recall(core: DispatchState, positions: Positions) -> None:
-    """Rows were just added, `positions` ascending: counts and delays from before they were read apply to them."""
+    """Apply counts and delays from before rows were read to rows that were just added, `positions` ascending."""
     if not len(core.carried):
         return
     window = core.window
@@ -157,7 +157,7 @@ def recall(core: DispatchState, positions: Positions) -> None:
 
 
 def wake(core: DispatchState, now: int) -> None:
-    """Rows whose delay is over wait to be sent from now on, unless they were given back again meanwhile."""
+    """Let rows whose delay is over wait to be sent, unless they were given back again meanwhile."""
     window = core.window
     while (positions := core.delays.pop_due(now)) is not None:
         rows = window.find(positions)
@@ -171,7 +171,7 @@ def wake(core: DispatchState, now: int) -> None:
 
 
 def clock_was_set(core: DispatchState, by: int) -> None:
-    """The clock that says what is now was set forward by so many ms: what is left of all delays stays as it is."""
+    """Move the times of delays by so many ms, as the clock was set: the rest of each delay stays as it is."""
     window = core.window
     rows = window.rows_in(WAITING)
     window.since[rows] = np.maximum(window.since[rows] + by, 1)
@@ -186,7 +186,7 @@ def delays(core: DispatchState) -> bool:
 
 
 def _wait(core: DispatchState, rows: Rows, until: npt.NDArray[np.int64]) -> None:
-    """WAITING rows may be sent again at these times (ms, one a row). Their `since` is that time."""
+    """Let WAITING rows wait until these times (ms, one a row). Their `since` is that time."""
     core.window.since[rows] = until
     core.delays.add(core.window.position[rows], until)
 
@@ -278,7 +278,10 @@ def _of(seen: Counts | None, positions: Positions, wanted: Positions) -> Counts 
 
 
 def _leave_fresh(core: DispatchState, rows: Rows) -> None:
-    """A row with a count is not read for the first time: it keeps its place, among those that are sent again."""
+    """Move rows with a count or an overtaking mark from FRESH to REPLAY: they keep their place among repeated rows.
+
+    This is no first read for them.
+    """
     if core.nack_ordered:
         core.window.flags[rows] &= np.uint8(0xFF ^ DUE)
         core.move_waiting(rows[core.window.state[rows] == UNORDERED], UNORDERED, REPLAY)

@@ -140,7 +140,7 @@ def forget(core: DispatchState, positions: Positions) -> None:
 
 
 def forget_up_to(core: DispatchState, position: int | None) -> None:
-    """The same for everything up to a position; None: everything."""
+    """Do the same for everything up to a position; None: everything."""
     parked = core.parked
     rows = parked.table.rows_live()
     here = parked.table.position[rows]
@@ -184,7 +184,7 @@ class Parking:
     # -- whose messages they are ------------------------------------------------------------------------------------
 
     def failed(self, most: int) -> Positions:
-        """Messages that failed too often and whose keys are not known yet (ascending); none if no more keys fit."""
+        """Return messages that failed too often, with unknown keys (ascending); none if no more keys fit."""
         window = self._core.window
         if not self._parked.on or self._parked.full:
             return NO_POSITIONS
@@ -233,7 +233,7 @@ class Parking:
         window.trim()
 
     def examined(self, positions: Positions, keys: pa.Array, sizes: npt.NDArray[np.int64]) -> None:
-        """The keys of messages that were `unknown`: those of parked keys stay, the others go back."""
+        """Take the keys of messages that were `unknown`: those of parked keys stay, the others go back."""
         core, parked = self._core, self._parked
         here = np.isin(positions, self.unknown(parked.live))
         positions, keys, sizes = positions[here], keys.filter(pa.array(here)), sizes[here]

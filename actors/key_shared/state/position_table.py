@@ -91,7 +91,7 @@ class PositionTable:
             self._sort()
 
     def _put(self, state: int, positions: Positions, values: dict[str, Any]) -> None:
-        """Like `_add`, for positions that may have been here before: a hole becomes its row again."""
+        """Do as `_add` does, for positions that may have been here before: a hole becomes its row again."""
         rows, known = self.locate(positions)
         if len(known):
             new = np.isin(positions, known, invert=True)
@@ -133,7 +133,7 @@ class PositionTable:
         return keep
 
     def _worth_keeping(self) -> Rows:
-        """The live rows, and holes among them where they are few: stretches without a squeeze are found faster."""
+        """Return the live rows, and few holes among them: stretches without a squeeze are found faster."""
         first = self.head - self.head % _BLOCK
         blocks = np.add.reduceat(self.state[first : self.tail] != DONE, np.arange(0, self.tail - first, _BLOCK))
         whole = np.repeat(blocks * 2 >= _BLOCK, _BLOCK)[self.head - first : self.tail - first]

@@ -108,7 +108,7 @@ def keep_order(core: DispatchState) -> None:
 
 
 def take_revoked(core: DispatchState, member: AttachedConsumer) -> Positions:
-    """Messages that this consumer must give back and was not asked for yet (int64, ascending)."""
+    """Take the messages that a consumer must give back and was not asked for yet (int64, ascending)."""
     if not len(member.revoked):
         return NO_POSITIONS
     rows = core.window.find(member.taken_revoked())

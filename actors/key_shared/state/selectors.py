@@ -49,19 +49,19 @@ class Selector(Protocol):
         """Return the slots that exclude a consumer with these ranges; it is refused while they take part."""
 
     def remove(self, *slots: int) -> None:
-        """Consumers no longer take part; fine if one never did."""
+        """Remove consumers; fine if one never took part."""
 
     def owners(self) -> Reduced:
         """Return a new table of owners, uint16, shape (65536,)."""
 
     def layout(self) -> list[tuple[int, Share]]:
-        """Each slot that takes part with its share, in the order in which `restore` makes the same of them."""
+        """Return each slot that takes part with its share, in the order in which `restore` makes the same of them."""
 
     def restore(self, slot: int, share: Share) -> None:
         """Let a slot have a share of a `layout`."""
 
     def replace(self, slot: int, by: int) -> None:
-        """Another slot takes the share of this one."""
+        """Give the share of this slot to another one."""
 
 
 @dataclass(slots=True)
@@ -476,7 +476,7 @@ def mask_ranges(mask: np.ndarray) -> list[Range]:
 
 
 def difference(before: Reduced, after: Reduced) -> list[tuple[int, int, int, int]]:
-    """(first, last, old slot, new slot) of every stretch that changed hands, ascending (KS-17)."""
+    """Return (first, last, old slot, new slot) of every stretch that changed hands, ascending (KS-17)."""
     edges = np.flatnonzero((before[1:] != before[:-1]) | (after[1:] != after[:-1])) + 1
     firsts = np.concatenate(([0], edges))
     ends = np.concatenate((edges, [len(before)]))

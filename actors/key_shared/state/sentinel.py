@@ -49,7 +49,7 @@ class Sentinel:
         """The holder, how many messages are held, and at or behind which position the first delivery has to be."""
 
     def continue_from(self, before: Sentinel) -> None:
-        """The counts and the stories go on; nothing is out any more, and everything may be sent again."""
+        """Go on with the counts and the stories; no message is out any more, and every one may be sent again."""
         self.checked_holder, self.checked_order = before.checked_holder, before.checked_order
         self.violations_holder, self.violations_order = before.violations_holder, before.violations_order
         self.checked_repeated, self.stories = before.checked_repeated, before.stories

@@ -46,7 +46,7 @@ _owners: WeakValueDictionary[int, Reduced] = WeakValueDictionary()
 
 
 def shared_owners(owner: Reduced) -> Reduced:
-    """This table, or the same one that another partition or subscription of the process has; not to be written to."""
+    """Return this table, or an equal one that another part of the process has; not to be written to."""
     owner.setflags(write=False)
     checksum = google_crc32c.value(owner.tobytes())
     known = _owners.get(checksum)
@@ -61,7 +61,7 @@ _NOBODY = shared_owners(np.full(HASH_RANGE, NO_SLOT, np.uint16))
 
 
 def distinct(hashes: HashIndex) -> npt.NDArray[np.intp]:
-    """Each of these hashes once, ascending. Sorting many takes far longer than a mark for each."""
+    """Return each of these hashes once, ascending. Sorting many takes far longer than a mark for each."""
     if len(hashes) < _MANY:
         return np.unique(hashes).astype(np.intp)
     found = np.zeros(HASH_RANGE, np.bool_)
@@ -100,7 +100,7 @@ class HashTables:
         """Whether a message was ever sent."""
 
     def continue_from(self, before: HashTables) -> None:
-        """The total goes on."""
+        """Go on with the total."""
         self.revoked_total = before.revoked_total
 
     @property

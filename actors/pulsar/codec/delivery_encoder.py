@@ -306,9 +306,7 @@ def _only_these(part: Received, starts: Ints, ends: Ints) -> tuple[Received, Int
 def _with_holes(
     part: Received, to: Addressee, known: Container[int], waiting: frozenset[int], between: tuple[int, int] | None
 ) -> EncodedFrames:
-    """Do as encode_part does, for parts with holes: a batch goes under its old id if the client does not have its
-    entry.
-    """
+    """Do as encode_part does, for parts with holes: a batch without its entry at the client goes under its old id."""
     starts, indexes = first_rows(part, holes=True, counted=False), _indexes(part)
     within = _in(starts, between)
     firsts: list[int] = []

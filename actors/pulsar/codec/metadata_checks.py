@@ -28,7 +28,7 @@ _GROUP = 3
 
 
 def check_metadata(metadata: Any, payload: int) -> None:
-    """Raises MalformedCommand for metadata that not every client could read. payload: bytes of it, as it came."""
+    """Raise MalformedCommand for metadata that not every client could read. payload: bytes of it, as it came."""
     for name in ("producer_name", "sequence_id", "publish_time"):
         if not metadata.HasField(name):
             raise MalformedCommand(f"the metadata have no {name}")

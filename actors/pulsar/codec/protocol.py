@@ -241,7 +241,7 @@ def parse(kind: Any, data: bytes | memoryview) -> Any:
 
 
 def check_text(body: Any) -> None:
-    """Raises Invalid if what should be text in a command is not UTF-8; protobuf hands that out as bytes."""
+    """Raise Invalid if what should be text in a command is not UTF-8; protobuf hands that out as bytes."""
     for field, value in body.ListFields():
         if field.message_type is not None:
             for one in (value,) if isinstance(value, Message) else value:

@@ -218,7 +218,7 @@ class ClientSession:
         return self.roles[0] if self.roles else ""
 
     async def check(self, *wishes: Wish) -> None:
-        """Raises Forbidden if the client may not do this, Unavailable if that is not known now."""
+        """Raise Forbidden if the client may not do this, Unavailable if that is not known now."""
         await self.gateway.access.check(self.roles, *wishes)
 
     def audit(self, what: str, topic: str, subscription: str = "", refusal: SluiceError | None = None) -> None:
@@ -251,7 +251,7 @@ class ClientSession:
         consumer.choke(self.intake.choked)
 
     def check_room(self, what: str) -> None:
-        """Raises CommandRefused if there are too many, or the connection is over."""
+        """Raise CommandRefused if there are too many, or the connection is over."""
         if self.closed:
             raise CommandRefused(ServerError.SERVICE_NOT_READY, "the connection has ended")
         if len(self.consumers) + len(self.producers) >= MOST_HANDLES:

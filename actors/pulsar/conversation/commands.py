@@ -199,7 +199,7 @@ class CommandHandlers:
             raise
 
     def _check_free(self, number: int) -> None:
-        """Raises CommandRefused for the id of a producer that this connection has: none takes another's place."""
+        """Raise CommandRefused for the id of a producer that this connection has: none takes another's place."""
         if number in self._session.producers:
             raise _opening("producer")
 
@@ -484,6 +484,6 @@ def _opening(what: str) -> CommandRefused:
 
 
 def _check_access(asked: Any) -> None:
-    """Raises CommandRefused for an access mode that there is not."""
+    """Raise CommandRefused for an access mode that there is not."""
     if not 0 <= asked.access_mode < len(ACCESS_MODES):
         raise CommandRefused(ServerError.NOT_ALLOWED, f"there is no access mode {asked.access_mode}")

@@ -184,7 +184,7 @@ class Erasing(BackgroundJob):
         return gone
 
     async def _check_may_leave(self, ledger: LedgerRecord) -> None:
-        """Raises LedgerStays if a ledger may not leave for the object store."""
+        """Raise LedgerStays if a ledger may not leave for the object store."""
         if any(lost.ledger == ledger.id for lost in self._log.record.given_up):
             raise LedgerStays(
                 f"ledger {ledger.id} holds such messages and stays on its bookies, because a run of it was given up; "
@@ -358,7 +358,7 @@ class Erasing(BackgroundJob):
         return {key: since + FORGOTTEN_MS - now for (key, _), since in self._clean_since.items()}
 
     def _check_compaction(self) -> None:
-        """Raises Unavailable if the compaction that is waited for does not go on."""
+        """Raise Unavailable if the compaction that is waited for does not go on."""
         if self._compaction.state.error:
             raise Unavailable(f"the compacted log: {self._compaction.state.error}")
 

@@ -152,9 +152,7 @@ class TopicMaintenance:
             self._woken.set()
 
     async def turn(self) -> None:
-        """Do one round of maintenance. Raises Fenced when there is a newer owner, other errors when something must
-        wait.
-        """
+        """Do one round of maintenance. Raises Fenced when there is a newer owner, other errors when it must wait."""
         now = self._ports.clock.monotonic()
         self._forget_unused(now)
         await self._prove(now)
@@ -411,7 +409,7 @@ class TopicMaintenance:
         return under_replicated(self._log.record, self._lost)
 
     def check_unused(self, force: bool) -> None:
-        """Raises Conflict while subscriptions remain, unless forced."""
+        """Raise Conflict while subscriptions remain, unless forced."""
         if self.marks and not force:
             raise Conflict(f"the topic has subscriptions: {', '.join(sorted(self.marks))}")
 

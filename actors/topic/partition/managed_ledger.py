@@ -328,7 +328,7 @@ class ManagedLedger:
         )
 
     def check(self) -> None:
-        """Raises Fenced if this owner writes and answers no more."""
+        """Raise Fenced if this owner writes and answers no more."""
         if self.stopped:
             raise Fenced("the topic has a newer owner")
 

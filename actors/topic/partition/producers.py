@@ -46,13 +46,13 @@ SPARE = 1_000
 
 
 def check_sequences(first: int, count: int) -> None:
-    """Raises Invalid for sequences that no producer has."""
+    """Raise Invalid for sequences that no producer has."""
     if not 0 <= first <= SEQUENCES - count:
         raise Invalid(f"sequences are 0 to {SEQUENCES - 1}; {count} do not begin at {first}")
 
 
 def check_segments(request: PublishMany) -> None:
-    """Raises Invalid for a run whose segments no frame could hold."""
+    """Raise Invalid for a run whose segments no frame could hold."""
     names = request.producers
     columns = (request.sessions, request.first_sequences, request.counts, request.follows)
     named_once = len({*names}) == len(names) and all(len(column) == len(names) for column in columns)

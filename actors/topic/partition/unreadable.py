@@ -147,7 +147,7 @@ class GivingUp:
         raise NotFound(f"no bookie that answers knows entry {entry} of ledger {ledger.id}")
 
     async def _check_unreadable(self, ledger: LedgerRecord, lost: GivenUp) -> None:
-        """Raises Invalid if the run can be read, Unavailable while a bookie that may have it does not answer."""
+        """Raise Invalid if the run can be read, Unavailable while a bookie that may have it does not answer."""
         if ledger.offloaded is not None:
             await self._check_history(ledger, lost)
         for bookie in ledger.write_set(lost.run) if ledger.fragments else ():
@@ -173,7 +173,7 @@ class GivingUp:
             raise Invalid(f"entry {lost.first_entry} of ledger {ledger.id} can be read: it is in the object store")
 
     async def _check_answers(self, ledger: LedgerRecord, bookie: str, error: SluiceError) -> None:
-        """Raises Unavailable if a bookie is away, because it may come back with a copy."""
+        """Raise Unavailable if a bookie is away, because it may come back with a copy."""
         if bookie in self._log.lost_bookies:
             return
         try:

@@ -20,7 +20,7 @@ _NO_KEY = pa.scalar(b"NONE_KEY", pa.binary())
 
 
 def check_ranges(ranges: Sequence[tuple[int, int]]) -> None:
-    """Raises CommandRefused for a range that is none."""
+    """Raise CommandRefused for a range that is none."""
     for start, end in ranges:
         if not 0 <= start <= end < HASH_RANGE:
             text = f"range {start}-{end} is not within 0-{HASH_RANGE - 1}"

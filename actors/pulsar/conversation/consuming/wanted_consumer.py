@@ -51,7 +51,7 @@ class WantedConsumer:
 
 
 def check_subscribe(asked: Any) -> None:
-    """Raises CommandRefused for what no broker offers, Invalid for a name that cannot be."""
+    """Raise CommandRefused for what no broker offers, Invalid for a name that cannot be."""
     if asked.read_compacted and asked.type not in (EXCLUSIVE, FAILOVER):
         raise CommandRefused(ServerError.NOT_ALLOWED, "only exclusive and failover consumers can read compacted")
     if not 0 <= asked.type < len(TYPES):

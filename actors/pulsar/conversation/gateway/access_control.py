@@ -65,7 +65,7 @@ class AccessControl:
         self.permissions, self.anonymous = PermissionCache(self._ports, authorization), anonymous
 
     async def check(self, roles: Sequence[str], *wishes: Wish) -> None:
-        """Raises Forbidden if one of these is not permitted, Unavailable or Corrupt if that is not known now."""
+        """Raise Forbidden if one of these is not permitted, Unavailable or Corrupt if that is not known now."""
         if self.permissions is not None:
             for wish in wishes:
                 check_space("namespace", wish.space)

@@ -37,7 +37,7 @@ class Connected(Protocol):
 
 
 def check_introduction(asked: Any) -> None:
-    """Raises CommandRefused if a PRODUCER or SUBSCRIBE says too much of its client."""
+    """Raise CommandRefused if a PRODUCER or SUBSCRIBE says too much of its client."""
     named = getattr(asked, "producer_name", "") + getattr(asked, "consumer_name", "")
     said = len(named.encode()) + sum(len(pair.key) + len(pair.value) for pair in asked.metadata)
     if said > MOST_SAID:

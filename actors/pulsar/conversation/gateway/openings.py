@@ -45,13 +45,13 @@ class Openings:
             self._wanted.setdefault(key, []).append(asked)
 
     def check_closed(self, name: str, asked: Any) -> None:
-        """Raises CommandRefused while what has the id that this request names is being closed."""
+        """Raise CommandRefused while what has the id that this request names is being closed."""
         field = _ID[name]
         if (field, getattr(asked, field)) in self._closing:
             raise CommandRefused(ServerError.SERVICE_NOT_READY, f"what has this {field} is being closed; ask again")
 
     def check(self, name: str, asked: Any) -> None:
-        """Raises CommandRefused if the client has closed what this request opens."""
+        """Raise CommandRefused if the client has closed what this request opens."""
         field = _ID[name]
         if not any(one is asked for one in self._wanted.get((field, getattr(asked, field)), ())):
             raise CommandRefused(ServerError.SERVICE_NOT_READY, f"the {name} was closed before it was open")

@@ -252,7 +252,7 @@ def _checked(versions: list[ListedSchema]) -> list[ListedSchema]:
 
 
 def _check_definition(schema: Any) -> None:
-    """Raises CommandRefused, as Pulsar does, if a schema by itself is invalid, Invalid if it is too large."""
+    """Raise CommandRefused, as Pulsar does, if a schema by itself is invalid, Invalid if it is too large."""
     if len(schema.data) > MAX_SCHEMA_BYTES:
         raise Invalid(f"a schema has at most {MAX_SCHEMA_BYTES} bytes, not {len(schema.data)}")
     try:
@@ -262,7 +262,7 @@ def _check_definition(schema: Any) -> None:
 
 
 def _check(topic: str, strategy: str, schema: Any, earlier: tuple[int, bytes], effort: Effort) -> None:
-    """Raises CommandRefused if a schema does not go with an earlier one."""
+    """Raise CommandRefused if a schema does not go with an earlier one."""
     try:
         goes = compatible(strategy, schema.type, schema.data, [earlier], effort)
     except TooComplex as error:
