@@ -161,7 +161,7 @@ class Dispatcher(Actor):
             self._shared.leave(self.ports.me)
 
     def end(self, reason: str) -> None:
-        """There is, or will be, another owner: refuse everything, and end all sessions."""
+        """Refuse everything, and end all sessions: there is, or will be, another owner."""
         context = self.parts.context
         if self.stopped is None:
             self.ports.spawn(context.tracker.close(), "close")
@@ -175,11 +175,11 @@ class Dispatcher(Actor):
         return "" if self._parts is None else self._parts.problem
 
     def ended(self) -> bool:
-        """Whether this dispatcher has ended."""
+        """Return whether this dispatcher has ended."""
         return self.stopped is not None
 
     def check_owner(self) -> None:
-        """Raises Fenced when this dispatcher has ended."""
+        """Raise Fenced when this dispatcher has ended."""
         if self.stopped is not None:
             raise Fenced(self.stopped)
 
@@ -252,7 +252,7 @@ class Dispatcher(Actor):
         return Done()
 
     def _speaking(self, number: int) -> Session:
-        """The session that asks, heard. Raises Fenced if it is over."""
+        """Renew the session that asks, and return it. Raises Fenced if it is over."""
         session = self.parts.context.sessions.get(number)
         self.parts.leases.renew(session)
         return session
@@ -428,7 +428,7 @@ class Components:
         return "; ".join(filter(None, (self.parked.alarm(), self.hot_key_watch.problem)))
 
     def _look(self) -> None:
-        """Every now and then, while nobody is awaited."""
+        """Look for stalls and hot keys regularly, while no consumer is awaited."""
         context = self.context
         stalls = self.deliverer.stalls
         self.deliverer.look_if_stalled()
@@ -447,12 +447,12 @@ class Components:
             recorder.remark(self.context.core, text)
 
     async def _tend_backlog(self) -> None:
-        """Every now and then, while something is not done. Raises SluiceError."""
+        """Search open positions and expire old messages regularly, while some message is not done. Raises SluiceError."""
         self.open_positions.search()
         await self.seeker.expire_old()
 
     def _look_at_failed(self) -> None:
-        """After every dispatch: some of its messages may have failed for good."""
+        """Take care of messages that failed for good; called after every dispatch."""
         if self.context.core.has_dead_letters():
             self.dead_letters.wake()
         self.parked.examine()

@@ -185,7 +185,7 @@ async def _looked_up(
 
 
 def _snapshot(state: SubscriptionState, recorded: Iterable[Recorded]) -> dict[str, Any]:
-    """The present contents of the record."""
+    """Return the present contents of the record."""
     fields = {part.field: part.to_record() for part in recorded}
     return state.to_record() | {field: value for field, value in fields.items() if value is not None}
 

@@ -11,13 +11,13 @@ milliseconds). The dispatcher actor feeds it and carries out what `route` says. 
     selectors        who owns which hash
     policies         the one gate in which the four ways of keeping order differ
     dispatch_pass    one pass of the dispatch
-    assignments      what it sends to whom, by column
-    hash_assignments who comes and goes, and what becomes of its hashes
+    assignments      the messages that it sends to each consumer, by column
+    hash_assignments consumers join and leave, and their hashes move
     arrivals         messages come: read forward, due, or named by a consumer that holds them
-    claims           what consumers hold from before a change of owner
-    delays           when what was given back with a delay may go out again
-    acks, nacks      what is done, and what is given back (`carried_redeliveries`: also before it is read)
-    revocation       what is given back keeps its place (nack_order=key)
+    claims           messages that consumers hold from before a change of owner
+    delays           times at which messages that were given back with a delay may go out again
+    acks, nacks      messages are done, or given back (`carried_redeliveries`: also before they are read)
+    revocation       messages that are given back keep their place (nack_order=key)
     parking          keys that wait for a decision
     parked_messages  the messages of these keys, in a table of their own
     sentinel         checks every delivery against the promises, from its own books
@@ -88,12 +88,12 @@ class KeySharedDispatcher:
         self.resets += 1
 
     def snapshot(self) -> bytes:
-        """The whole state, with all reports brought in, as bytes for `restored`."""
+        """Return the whole state, with all reports brought in, as bytes for `restored`."""
         return snapshots.freeze(self._core)
 
     @classmethod
     def restored(cls, snapshot: bytes) -> KeySharedDispatcher:
-        """Decisions that go on from a snapshot. Raises Corrupt."""
+        """Return decisions that go on from a snapshot. Raises Corrupt."""
         made = cls(SubscriptionSettings())
         made._go_on_with(snapshots.thaw(snapshot))
         return made
@@ -114,7 +114,7 @@ class KeySharedDispatcher:
         finished: Positions = NO_POSITIONS,
         entry: JoinAs = NEW,
     ) -> int:
-        """A consumer joins (KS-34); returns its number.
+        """Let a consumer join (KS-34); returns its number.
 
         holding: positions that it holds from before a change of owner. finished: those of them that are done by now,
         which are never sent again. entry: which place it gets. Raises Conflict or Invalid; then nothing has changed.
@@ -136,12 +136,13 @@ class KeySharedDispatcher:
         return self._core.policy.ordered
 
     def claims_of(self, consumer: int) -> Positions:
-        """Positions that a consumer holds from before a change of owner, not read since (int64, ascending)."""
+        """Return positions that a consumer holds from before a change of owner, not read since (int64, ascending)."""
         member = self._core.members.by_number.get(consumer)
         return NO_POSITIONS if member is None else member.claims
 
     def bring(self, consumer: int, positions: Positions, hashes: Hashes) -> None:
-        """Masked hashes (uint32) of what it claims (`claims_of`), before that is read: its keys go to nobody else.
+        """Set the masked hashes (uint32) of a consumer's claims (`claims_of`) before they are read: they keep their
+        keys.
 
         positions: all of them that the topic still has. What cannot be this consumer's, because another one holds its
         hash by now, waits until it is read; what is done and gone from the topic is claimed no longer.
@@ -152,13 +153,13 @@ class KeySharedDispatcher:
             arrivals.bring(core, member, positions, hashes)
 
     def holds(self, positions: Positions) -> Mask:
-        """Which positions (int64, ascending) are in the window or parked."""
+        """Return which positions (int64, ascending) are in the window or parked."""
         core = self._core
         there: Mask = np.isin(positions, core.window.position[core.window.find(positions)])
         return there | core.parked.contains(positions)
 
     def knows(self, consumer: int, positions: Positions) -> Mask:
-        """Which positions (int64, ascending) this owner knows, or the consumer brought from an earlier owner.
+        """Return which positions (int64, ascending) this owner knows, or a consumer brought from an earlier owner.
 
         A delayed message is at hand as soon as it is due, however far the reading forward has come.
         """
@@ -170,25 +171,25 @@ class KeySharedDispatcher:
         return known
 
     def rivals(self, ranges: Sequence[Range]) -> list[int]:
-        """Numbers of the consumers in whose place one with these ranges would be."""
+        """Return numbers of the consumers that exclude one with these ranges."""
         return [self._core.members.at(slot).number for slot in self._core.selector.rivals(ranges)]
 
     def retire(self, consumer: int, *, now: int) -> None:
-        """A consumer gives up its place and gets nothing more; its messages stay with it until it leaves."""
+        """Take a consumer's place; it gets nothing more, and keeps its messages until it leaves."""
         core = self._core
         member = core.members.by_number.get(consumer)
         if member is not None:
             hash_assignments.retire(core, member, now=now)
 
     def leave(self, consumer: int, *, now: int, keep: bool = False) -> None:
-        """A consumer left, for any reason; its messages wait in order for the others (KS-35, KS-36).
+        """Remove a consumer that left, for any reason; its messages wait in order for the others (KS-35, KS-36).
 
         keep: its place is kept, if the subscription keeps places, and waits for it with what it held.
         """
         self.leave_all({consumer: keep}, now=now)
 
     def leave_all(self, leaving: Mapping[int, bool], *, now: int) -> None:
-        """Consumers left, in one change of owners; see `leave`. leaving: whether the place of each is kept."""
+        """Remove consumers in one change of owners; see `leave`. leaving: whether the place of each is kept."""
         members = self._core.members.by_number
         known = {members[number]: keep for number, keep in leaving.items() if number in members}
         if known:
@@ -202,7 +203,7 @@ class KeySharedDispatcher:
     # -- the log ----------------------------------------------------------------------------------------------------
 
     def room(self) -> int:
-        """Messages that may be read forward now; 0 = none (KS-39, KS-40, KS-42, KS-49)."""
+        """Return how many messages may be read forward now; 0 = none (KS-39, KS-40, KS-42, KS-49)."""
         core = self._core
         if not core.members or core.members.all_blocked:
             return 0
@@ -211,7 +212,7 @@ class KeySharedDispatcher:
         return max(min(permits, ahead), 0)
 
     def due_room(self) -> int:
-        """Delayed messages that may be handed to `due` now; 0 = none.
+        """Return how many delayed messages may be handed to `due` now; 0 = none.
 
         They take the way of redelivery, so messages that wait for a draining hash do not use up their room, and a
         blocked subscription does not stop them (KS-49); only what was due before and still waits does.
@@ -230,7 +231,7 @@ class KeySharedDispatcher:
         return self._core.holds_keys
 
     def append(self, positions: Positions, hashes: Hashes, *, delayed: Mask | None = None, appended: int = 0) -> None:
-        """Messages were read forward: int64 positions ascending and above all read before, masked hashes uint32.
+        """Add messages that were read forward: int64 positions, ascending, above all read before; masked hashes uint32.
 
         Without those that are acknowledged, and without the delayed ones, unless `holds_keys`: then with them, and
         `delayed` (bool) says which are not due. Later messages of their hashes wait until `due` brings them.
@@ -240,12 +241,12 @@ class KeySharedDispatcher:
         arrivals.append(self._core, positions, hashes, delayed, appended)
 
     def reach(self, position: int) -> None:
-        """The log was read up to here; what of it did not come to `append` is done or delayed."""
+        """Note that the log was read up to here; messages that did not come to `append` are done or delayed."""
         if self._core.window.reach(position) and self._core.nack_ordered:
             self._core.look_again()
 
     def due(self, positions: Positions, hashes: Hashes, *, now: int | None = None) -> None:
-        """Delayed messages are due now: they wait to be sent without a place in the order (KS-60, KS-64).
+        """Let delayed messages that are due wait to be sent, without a place in the order (KS-60, KS-64).
 
         Those that held back their keys have kept their place. Positions that are here already are ignored; any order.
         now: ms; None: when anything was decided last.
@@ -257,7 +258,7 @@ class KeySharedDispatcher:
     # -- consumers --------------------------------------------------------------------------------------------------
 
     def grant(self, consumer: int, total: int) -> bool:
-        """The consumer was ever ready to take `total` messages (KS-46); a smaller number than before is late.
+        """Raise to `total` how many messages a consumer was ever ready to take (KS-46); a smaller number is late.
 
         Returns whether these are more than before.
         """
@@ -272,11 +273,14 @@ class KeySharedDispatcher:
         return int(core.members.granted[member.slot]) > before
 
     def acknowledge(self, positions: Positions, consumer: int | None = None) -> Positions:
-        """Messages are done, whoever reports it (KS-57); returns those that were here, ascending, each once."""
+        """Mark messages as done, also those that another consumer holds (KS-57).
+
+        Return those that were here, ascending, each once.
+        """
         return acknowledge(self._core, positions, consumer)
 
     def acknowledge_soon(self, positions: Positions, consumer: int | None = None, *, now: int | None = None) -> None:
-        """Like `acknowledge`, but gathered with other reports, and applied before anything else is decided or read.
+        """Do as `acknowledge` does, but gather reports, and apply them before anything else is decided or read.
 
         now: when it is reported (ms); None: when anything was decided last.
         """
@@ -286,7 +290,7 @@ class KeySharedDispatcher:
             self._reports.append((positions, consumer))
 
     def taken_done_unsent(self) -> bool:
-        """Whether messages that nobody was ever sent were called done since this was asked last, and order counts."""
+        """Return whether messages that were never sent were acknowledged since the last call, and order counts."""
         return self._core.taken_done_unsent()
 
     def negative_acknowledge(self, consumer: int, positions: Positions, **how: Unpack[nacks.NackOptions]) -> int:
@@ -303,16 +307,16 @@ class KeySharedDispatcher:
     ) -> int:
         """Give back all that a consumer was sent, in order; returns how many messages (KS-59).
 
-        seen: what it is known to have had (int64, ascending); only of these the redelivery count rises. counts: with
-        which count it had each (uint8). unseen: so many of the others were sent and never arrived, so their permits are
-        free again.
+        seen: the messages that it is known to have had (int64, ascending); only their redelivery count rises. counts:
+        uint8, the count with which it had each. unseen: the number of messages that were sent and never arrived; their
+        permits are free again.
         """
         core = self._core
         member = core.members.by_number.get(consumer)
         return 0 if member is None else nacks.redeliver_all(core, member, seen, counts, unseen=unseen, now=now)
 
     def never_arrived(self, consumer: int, count: int) -> None:
-        """So many messages that were routed to a consumer were not sent, and are elsewhere: their permits are free."""
+        """Free the permits of `count` messages that were routed to a consumer and never sent, and are elsewhere now."""
         member = self._core.members.by_number.get(consumer)
         if member is not None and count:
             self._core.members.take_back(member, count)
@@ -329,23 +333,23 @@ class KeySharedDispatcher:
         return self._state.carried.not_durable
 
     def redeliveries(self) -> bytes:
-        """Counts and delays for the next owner, as bytes (`storage.format.redeliveries`), within a bound (`nacks`)."""
+        """Return counts and delays for the next owner, as bytes (`storage.format.redeliveries`), bounded (`nacks`)."""
         return nacks.snapshot(self._core)
 
     def clock_was_set(self, by: int) -> None:
-        """The clock behind every `now` was set forward by so many ms: what is left of redelivery delays stays."""
+        """Move the times of redelivery delays by so many ms, as the clock of every `now` was: the rest of each stays."""
         nacks.clock_was_set(self._core, by)
 
     def delays_redeliveries(self) -> bool:
-        """Whether any message waits for the end of a redelivery delay."""
+        """Return whether any message waits for the end of a redelivery delay."""
         return nacks.delays(self._core)
 
     def has_dead_letters(self) -> bool:
-        """Some message was redelivered more than max_redeliver_count times, and goes to the dead letters."""
+        """Return whether a message was redelivered more than max_redeliver_count times: it becomes a dead letter."""
         return self._core.window.count[DEAD] > 0 and not self._core.parked.on
 
     def dead_letters(self) -> Positions:
-        """Positions that were redelivered more than max_redeliver_count times, ascending.
+        """Return positions that were redelivered more than max_redeliver_count times, ascending.
 
         They stay here, and are sent to nobody, until they are acknowledged.
         """
@@ -366,7 +370,7 @@ class KeySharedDispatcher:
         remove(self._core, positions, up_to)
 
     def mark_deleted(self, position: int) -> None:
-        """Everything up to `position` is acknowledged; recently joined consumers may be released (LS-6)."""
+        """Note that everything up to `position` is acknowledged; recently joined consumers may be released (LS-6)."""
         core = self._state  # No policy asks the rows here, so reports may wait on.
         core.carried.forget_up_to(position)
         if core.policy.marked(position):
@@ -384,18 +388,18 @@ class KeySharedDispatcher:
         return sent
 
     def wakeup(self, now: int) -> int | None:
-        """When time alone may let something out (end of a redelivery delay), ms; None: never."""
+        """Return when time alone may let something out (end of a redelivery delay), ms; None: never."""
         at = self._core.delays.next
         return None if at is None else max(at, now)
 
     # -- observation ------------------------------------------------------------------------------------------------
 
     def idle(self) -> bool:
-        """Nothing is pending, waiting or dead: all that was read is done."""
+        """Return whether nothing is pending, waiting or dead: all that was read is done."""
         return self._core.window.live == 0 and self._core.parked.live == 0
 
     def stalled(self) -> bool:
-        """Watchdog: a consumer has permits, something may go to it, and it was not sent. After `route` never true."""
+        """Return, as a watchdog, whether a consumer has permits, and a message that may go to it was not sent."""
         return not self.idle() and would_send(self._core) > 0
 
     def check(self) -> None:
@@ -403,7 +407,7 @@ class KeySharedDispatcher:
         check(self._core)
 
     def stats(self, now: int) -> dict[str, Any]:
-        """Statistics of the subscription and its consumers, with Pulsar's names."""
+        """Return statistics of the subscription and its consumers, with Pulsar's names."""
         return stats.stats(self._core, now)
 
     def explain(
@@ -414,31 +418,33 @@ class KeySharedDispatcher:
         position: int | None = None,
         now: int,
     ) -> dict[str, Any]:
-        """Why is it not delivered? key_hash: masked hash of a key; hash: as the selector sees it; or a position."""
+        """Explain why it is not delivered. key_hash: masked hash of a key; hash: as the selector sees it; or a
+        position.
+        """
         return explain.explain(self._core, key_hash=key_hash, hash=hash, position=position, now=now)
 
     def due_reasons(self) -> list[dict[str, Any]]:
-        """Why a delayed message that is due is not taken out of the delayed index; in the form of `explain`."""
+        """Return why a delayed message that is due is not taken out of the delayed index; in the form of `explain`."""
         return explain.due_reasons(self._core)
 
     def blocked_keys(self, top: int, now: int) -> list[dict[str, Any]]:
-        """The hashes that wait the longest, oldest first."""
+        """Return the hashes that wait the longest, oldest first."""
         return explain.blocked_keys(self._core, top, now)
 
     def reads_not_because(self) -> str:
-        """The gate that keeps the next messages from being read; `not_read` if none does."""
+        """Return the gate that keeps the next messages from being read; `not_read` if none does."""
         return reads_not_because(self._core)
 
     def waiting(self) -> WaitingMessages:
-        """Messages that were never sent, each with the gate that holds it."""
+        """Return the messages that were never sent, each with the gate that holds it."""
         return waiting(self._core)
 
     def positions_of(self, key_hash: int) -> Positions:
-        """Positions of the messages of a masked hash that are not done (int64, ascending)."""
+        """Return positions of the messages of a masked hash that are not done (int64, ascending)."""
         return positions_of(self._core, key_hash)
 
     def pending(self, consumer: int) -> Positions:
-        """Positions that this consumer holds, ascending."""
+        """Return positions that this consumer holds, ascending."""
         core = self._core
         member = core.members.by_number.get(consumer)
         rows = core.window.rows_in(PENDING)
@@ -447,7 +453,7 @@ class KeySharedDispatcher:
         return held
 
     def what_if(self, add: int = 0, remove: Sequence[str] = ()) -> dict[str, Any]:
-        """How many hashes would move if `add` consumers joined and the named ones left."""
+        """Return how many hashes would move if `add` consumers joined and the named ones left."""
         return what_if.what_if(self._core, add, remove)
 
     @property
@@ -456,11 +462,11 @@ class KeySharedDispatcher:
         return self._state.history
 
     def assignments(self) -> list[dict[str, Any]]:
-        """Changes of owners, oldest first, bounded."""
+        """Return the changes of owners, oldest first, bounded."""
         return [change.as_dict() for change in self._core.history.changes]
 
     def owner(self, hash: int, at: int | None = None) -> dict[str, Any]:
-        """Who owns a hash now, or owned it at a time (ms)."""
+        """Return the owner of a hash, now or at a time (ms)."""
         core = self._core
         if at is not None:
             return core.history.owner(hash, at)
@@ -470,36 +476,36 @@ class KeySharedDispatcher:
         return {"owner": explain.owner_name(core, slot), "epoch": core.history.number}
 
     def untold(self) -> list[int]:
-        """Numbers of the consumers for which `take_events` or `take_revoked` has news."""
+        """Return numbers of the consumers for which `take_events` or `take_revoked` has news."""
         return self._core.members.with_news()
 
     def take_events(self, consumer: int) -> list[Event]:
-        """News that this consumer has not received: revoked, assigned, drained ranges."""
+        """Take the news that a consumer has not received: revoked, assigned, drained ranges."""
         member = self._core.members.by_number.get(consumer)
         return [] if member is None else take_events(member, self._core.history.number)
 
     def take_revoked(self, consumer: int) -> Positions:
-        """Messages that this consumer must give back and was not asked for yet (int64, ascending); see `revocation`."""
+        """Take the messages that a consumer must give back and was not asked for yet (int64, ascending)."""
         member = self._core.members.by_number.get(consumer)
         return NO_POSITIONS if member is None else revocation.take_revoked(self._core, member)
 
     def overtook(self, positions: Positions) -> Positions:
-        """Which of these the application had before an earlier message of their key came again; ascending."""
+        """Return which of these the application had before an earlier message of their key came again; ascending."""
         return revocation.overtook(self._core, positions)
 
     def reduce(self, masked: Hashes) -> Reduced:
-        """Masked hashes as this subscription's selector sees them, uint16."""
+        """Return masked hashes as this subscription's selector sees them, uint16."""
         return self._core.reduce(masked)
 
     def heaviest(self, fewest: int = 1) -> Heaviest | None:
-        """The key that has more than half of the unfinished messages; None: no key has."""
+        """Return the key that has more than half of the unfinished messages; None: no key has."""
         core = self._core
         return heaviest.heaviest(core.window, list(core.members), fewest)
 
     def held_keys(self) -> tuple[Hashes, Positions]:
-        """Masked hashes and positions of what consumers hold, uint32 and int64 (n,), positions ascending."""
+        """Return masked hashes and positions of held messages, uint32 and int64 (n,), positions ascending."""
         return heaviest.held_keys(self._core.window)
 
     def consumers(self) -> list[AttachedConsumer]:
-        """The connected consumers in order of joining; for reading only."""
+        """Return the connected consumers in order of joining; for reading only."""
         return list(self._core.members)

@@ -32,13 +32,13 @@ class TopicPartition(NamedTuple):
 
 
 def topic_name(text: str) -> str:
-    """The name of a topic that clients know by this one. Raises Invalid."""
+    """Return the name of a topic that clients know by this one. Raises Invalid."""
     space, slash, own = text.rpartition("/")
     return check_name("topic", f"{space}{slash}{quoted(own)}")
 
 
 def split_name(text: str) -> tuple[str, int | None]:
-    """The topic's short name, and which of its partitions is meant. Raises Invalid."""
+    """Return the topic's short name, and which of its partitions is meant. Raises Invalid."""
     found = _PARTITION.fullmatch(text)
     if found is None:
         return topic_name(text), None
@@ -54,18 +54,18 @@ def said_name(text: str) -> str:
 
 
 def full_name(topic: str, partition: int | None = None) -> str:
-    """The name that clients know a topic, or a partition of it, by."""
+    """Return the name that clients know a topic, or a partition of it, by."""
     space, own = namespace_of(topic)
     return f"{_PERSISTENT}{space}/{unquoted(own)}" + ("" if partition is None else f"-partition-{partition}")
 
 
 def topics_in(space: str, topics: Mapping[str, TopicSettings]) -> dict[str, TopicSettings]:
-    """The topics of a namespace, which is written like `public/default`."""
+    """Return the topics of a namespace, which is written like `public/default`."""
     return {name: settings for name, settings in topics.items() if namespace_of(name)[0] == space}
 
 
 def listed(topics: Mapping[str, TopicSettings], space: str) -> dict[str, TopicSettings]:
-    """The topics of a namespace for HTTP. Raises NotFound if it has none and is not the default one."""
+    """Return the topics of a namespace for HTTP. Raises NotFound if it has none and is not the default one."""
     found = topics_in(space, topics)
     if not found and space != TENANT_NAMESPACE:
         raise NotFound(f"there is no namespace {space[:80]!r}: it is there when a topic is in it")
@@ -105,7 +105,7 @@ async def settings_of(directory: Directory, topic: str, *, create: TopicMaker | 
 
 
 def new_settings(bookies: BookieList, policies: NamespacePolicies, partitions: int = 0) -> TopicSettings:
-    """The settings of a topic for which nobody chose any: two copies, if there are two bookies.
+    """Return the settings of a topic for which nobody chose any: two copies, if there are two bookies.
 
     partitions: 0 is a topic without.
     """
@@ -121,7 +121,7 @@ def new_settings(bookies: BookieList, policies: NamespacePolicies, partitions: i
 
 
 async def find_partition(directory: Directory, name: str, *, create: TopicMaker | None) -> TopicPartition:
-    """The partition that a client wants to write to, or read. Raises Invalid, NotFound, Unavailable."""
+    """Return the partition that a client wants to write to, or read. Raises Invalid, NotFound, Unavailable."""
     topic, partition = split_name(name)
     settings = await settings_of(directory, topic, create=create if partition is None else None)
     if partition is None:

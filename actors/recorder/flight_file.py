@@ -59,7 +59,7 @@ NUMBERS = {name: number for number, name in enumerate(CALLS)}
 
 
 class RecordedCall(NamedTuple):
-    """One call of the decisions, with its outcome in the form of `outcome`. error: what it raised, else empty."""
+    """A call of the decisions, with its outcome in the form of `outcome`. error: what it raised, else empty."""
 
     number: int
     arguments: tuple[Any, ...]
@@ -164,7 +164,7 @@ _ENCODER = Encoder(enc_hook=_plain)
 
 
 def pack(chunk: RecordedCalls) -> bytes:
-    """A chunk as it stands in a file."""
+    """Return a chunk as it stands in a file."""
     body = _ENCODER.encode([*chunk.of, chunk.first, chunk.at, list(map(_routed, chunk.calls))])
     packed: bytes = body
     if len(body) <= 2 * _PROBE or len(_ZSTD.compress(body[:_PROBE])) < _PROBE * 9 // 10:
@@ -174,7 +174,7 @@ def pack(chunk: RecordedCalls) -> bytes:
 
 
 def unpack(data: bytes, name: str, *, whole: bool = True) -> Iterator[RecordedCalls]:
-    """The chunks of a file's bytes. name: of the file, for errors. whole: a cut at the end is an error.
+    """Yield the chunks of a file's bytes. name: of the file, for errors. whole: a cut at the end is an error.
 
     Raises Corrupt.
     """
@@ -222,7 +222,7 @@ def _is_call(call: RecordedCall) -> bool:
 
 
 def assemble(chunks: Iterable[bytes]) -> bytes:
-    """A file of chunks that `pack` made."""
+    """Return a file of chunks that `pack` made."""
     return b"".join([HEADER, *chunks])
 
 

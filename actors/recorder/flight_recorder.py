@@ -92,7 +92,7 @@ class FlightRecorder:
             decisions.recording.remark(self._ports.clock.now(), text)
 
     def end(self, decisions: KeySharedDispatcher, reason: str) -> None:
-        """A dispatcher has ended; its last calls are still written, with the reason."""
+        """End the recording of a dispatcher that has ended; write its last calls, with the reason."""
         if isinstance(decisions, RecordedDecisions) and self._ports is not None:
             recording = decisions.recording
             self.remark(decisions, f"the owner ended: {reason}")

@@ -103,7 +103,7 @@ class Recording:
         self._room.held = MOST_BYTES + 1
 
     def ask_for_snapshot(self) -> None:
-        """The next dispatch pass leaves a snapshot, or one that finds few messages."""
+        """Let the next dispatch pass that finds few messages leave a snapshot."""
         if not self.wants_snapshot:
             self.wants_snapshot, self._patience = True, PATIENCE
 
@@ -120,7 +120,7 @@ class Recording:
         self.note((NUMBERS["snapshot"], (state,), None, None, ""), len(state))
 
     def taken(self, at: int) -> RecordedCalls | None:
-        """All calls since this was asked last, as of `at` (ms of the wall clock); None if there are none."""
+        """Return all calls since this was asked last, as of `at` (ms of the wall clock); None if there are none."""
         if not self._calls:
             return None
         chunk = RecordedCalls(self.of, self._first, at, self._calls)
@@ -152,7 +152,7 @@ class RecordedDecisions(KeySharedDispatcher):
         recording.note((NUMBERS["begin"], began, None, None, ""))
 
     def route(self, now: int) -> Assignments:
-        """As of the decisions; the place where a snapshot is taken."""
+        """Record a dispatch; after it a snapshot is taken, if the recording wants one."""
         recording = self.recording
         try:
             sent = super().route(now)
@@ -171,14 +171,14 @@ class RecordedDecisions(KeySharedDispatcher):
 
     @property
     def ring(self) -> HashRangeAssignments:
-        """As of the decisions."""
+        """The ring of the decisions, with its calls recorded."""
         ring = _RecordedRing(self._core)
         ring.recording = self.recording
         return ring
 
     @property
     def parking(self) -> Parking:
-        """As of the decisions."""
+        """The parked keys of the decisions, with the calls recorded."""
         parking = _RecordedParking(self._core)
         parking.recording = self.recording
         return parking
@@ -207,7 +207,7 @@ def _tapped(number: int, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _kept(value: Any) -> Any:
-    """An argument as it is kept: a key as its hash, a place as its slot, a parked key as its number."""
+    """Return an argument as it is kept: a key as its hash, a place as its slot, a parked key as its number."""
     if isinstance(value, bytes):
         return hashlib.blake2b(value, digest_size=8).digest()
     if isinstance(value, AttachedConsumer):

@@ -200,7 +200,7 @@ def _begun(call: RecordedCall) -> KeySharedDispatcher:
 
 
 def _bound(decisions: KeySharedDispatcher, call: RecordedCall) -> Callable[[], Any]:
-    """The method with its arguments in their own types."""
+    """Return the method with its arguments in their own types."""
     part, _, name = call.name.rpartition(".")
     target: Any = getattr(decisions, part) if part else decisions
     arguments, named = list(call.arguments), dict(call.named or {})
@@ -224,7 +224,7 @@ def _outcome(answer: Any) -> Any:
 
 
 def _recorded(number: int, call: RecordedCall) -> str:
-    """The recorded outcome in words. Raises Corrupt."""
+    """Return the recorded outcome in words. Raises Corrupt."""
     try:
         kept = call.outcome if isinstance(call.outcome, tuple) else outcome(call.outcome)
         return _said(call, kept, call.error)
@@ -233,7 +233,7 @@ def _recorded(number: int, call: RecordedCall) -> str:
 
 
 def _said(call: RecordedCall, value: Any, error: str) -> str:
-    """An outcome in words that are equal for equal outcomes."""
+    """Return an outcome in words that are equal for equal outcomes."""
     if error:
         return error
     if call.name != "route":

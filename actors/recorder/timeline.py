@@ -1,7 +1,7 @@
 """The timeline of a key, and where the time of messages went: both by making recorded decisions again.
 
-Each line of a timeline is what a call did to the messages of one key. What a message waited for is asked of the
-dispatcher's own gates, after every dispatch.
+A line of a timeline says what one call did to the messages of one key. After every dispatch the dispatcher's own gates
+are asked why the rest of them waits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DONE = {"acknowledge_soon": "acknowledged", "acknowledge": "acknowledged", "rem
 
 
 class KeyEvent(NamedTuple):
-    """One thing that happened to a key. at: ms. partition and epoch: of its dispatcher."""
+    """An event in the story of a key. at: ms. partition and epoch: of its dispatcher."""
 
     at: int
     partition: int
@@ -45,7 +45,7 @@ class KeyEvent(NamedTuple):
 
 
 class KeyTimeline:
-    """The story of one key in a replay of one dispatcher. had_messages: whether any of the key was there."""
+    """The story of one key in a replay of one dispatcher. had_messages: whether any message of the key was there."""
 
     def __init__(self, replay: DecisionReplay, key_hash: int) -> None:
         self._replay, self._hash = replay, key_hash
@@ -56,7 +56,7 @@ class KeyTimeline:
         self.lines: list[KeyEvent] = []
 
     def follow(self, call: RecordedCall, answer: Any) -> None:
-        """A call was made."""
+        """Note what a call did to the key."""
         if call.name == "remark":
             self._add(str(call.arguments[1]))
             return
@@ -100,7 +100,7 @@ class KeyTimeline:
             self._why = ""
 
     def _look(self, decisions: KeySharedDispatcher) -> None:
-        """Why what is left of the key waits now."""
+        """Note why the remaining messages of the key wait now."""
         if not len(self._mine):
             return
         answer = decisions.explain(key_hash=self._hash, now=self._replay.at)
@@ -141,7 +141,7 @@ class KeyTimeline:
 
 
 def timeline(chunks: Iterable[RecordedCalls], key_hash: int, start: int, end: int) -> list[KeyEvent]:
-    """Everything that happened to a key from `start` to `end` (ms), over changes of owner. Raises Corrupt.
+    """Return everything that happened to a key from `start` to `end` (ms), over changes of owner. Raises Corrupt.
 
     Partitions that had no message of the key are left out, unless none had any.
     """
@@ -201,14 +201,14 @@ class Waits:
     """The time of messages from their confirmation to their first delivery, by reason, in message-milliseconds.
 
     by_reason: NEW_OWNER before the first dispatch of an owner, gates of reading before a message is read, and gates of
-    the dispatch from then on. The others begin when a message is read. by_consumer: of those that should get them.
-    by_holder: of those whose messages hold a draining hash. by_hash: masked hashes. A message that is read counts with
-    all its time before.
-    Invariant: the values of by_reason add up to `whole`, which is the sum over messages of the time that each waited.
+    the dispatch from then on. The others begin when a message is read. by_consumer: the consumers that should get them.
+    by_holder: the consumers whose messages hold a draining hash. by_hash: masked hashes. A message that is read counts
+    with all its time before. Invariant: the values of by_reason add up to `whole`, which is the sum over messages of
+    the time that each waited.
     """
 
     def __init__(self, replay: DecisionReplay, start: int, end: int, since: int = 0) -> None:
-        """start, end: ms, what lies outside does not count. since: when the owner before was seen last, 0 for none."""
+        """start, end: ms; time outside does not count. since: when the owner before was seen last, 0 for none."""
         self._replay, self._span, self._gates = replay, (start, end), ReadGates(since)
         self.by_reason: Counter[str] = Counter()
         self.by_consumer: Counter[str] = Counter()
@@ -218,12 +218,12 @@ class Waits:
         self._at = 0
         self._waiting: WaitingMessages | None = None
         self._came: list[tuple[int, int]] = []
-        """How many messages came since the last dispatch, and when the topic confirmed them (ms)."""
+        """The messages that came since the last dispatch: how many, and when the topic confirmed them (ms)."""
         self._sent: set[int] = set()
         """Positions that were sent, of a subscription that parks keys."""
 
     def follow(self, call: RecordedCall, answer: Any) -> None:
-        """A call was made; after a dispatch look at what waits."""
+        """Follow a call; after a dispatch look at the messages that wait."""
         now, decisions = self._replay.at, self._replay.decisions
         if call.name in ("begin", "snapshot"):
             if not self._at:
@@ -244,7 +244,7 @@ class Waits:
             self._gates.next(decisions.reads_not_because())
 
     def _look(self, decisions: KeySharedDispatcher, sent: Assignments) -> WaitingMessages:
-        """All that wait for their first delivery, with those of parked keys."""
+        """Return all messages that wait for their first delivery, with those of parked keys."""
         waiting = decisions.waiting()
         if not decisions.parking.on:
             return waiting
@@ -267,7 +267,7 @@ class Waits:
         return max(min(end, self._span[1]) - max(start, self._span[0]), 0)
 
     def _read(self, now: int) -> None:
-        """Count how long what came was not read."""
+        """Count how long the messages that came were not read."""
         self._gates.read_at(now)
         came, self._came = self._came, []
         for count, appended in came:
@@ -290,7 +290,7 @@ class Waits:
             self.by_hash[hashed] += milliseconds * count
 
     def add(self, other: Waits) -> None:
-        """Those of another dispatcher count as well."""
+        """Add the waits at another dispatcher."""
         self.by_reason += other.by_reason
         self.by_consumer += other.by_consumer
         self.by_holder += other.by_holder

@@ -28,16 +28,16 @@ from sluice.storage.format.frame import NEWEST
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 
 HANDLERS: dict[tuple[type, type], tuple[str, str]] = {}
-"""The names of the handlers by class of actor and class of request, as far as they were needed."""
+"""The names of the handlers by class of actor and class of request; filled on demand."""
 
 Outcome = Reply | SluiceError
 """The answer of an immediate handler: a reply, or a refusal."""
 
 ImmediateHandler = Callable[[Any, Callable[[Outcome], None]], bool]
-"""Called with a request and with what takes the answer. Returns whether it took the request."""
+"""A function of a request and of a callback for the answer. It returns whether it took the request."""
 
 NO_USE: tuple[type[Request[Any]], ...] = (messages.Stats, messages.CloseIdle)
-"""Requests that keep no actor open (Ping is another one)."""
+"""The requests that keep no actor open (Ping is another one)."""
 
 REQUESTS: dict[str, type[Request[Any]]] = {
     name: kind
@@ -51,10 +51,10 @@ REQUESTS: dict[str, type[Request[Any]]] = {
 
 
 class Actor:
-    """Base of every actor: topic, bookie, dispatcher, controller, gateway.
+    """The base of every actor: topic, bookie, dispatcher, controller, gateway.
 
-    outlives: errors of a background task that do not end the actor. It is for those whose tasks each belong to one of
-    many clients; everybody else would go on answering pings, with a part of its work undone for good.
+    outlives: errors of a background task that do not end the actor. It is for actors whose tasks each belong to one of
+    many clients. Any other actor would go on answering pings, with a part of its work undone for good.
     """
 
     outlives: tuple[type[Exception], ...] = ()
@@ -63,13 +63,13 @@ class Actor:
         self.ports = ports
         self.stopped: str | None = None
         self.ended_because = ""
-        """Why its host let it go; empty while it lives."""
+        """Why its host stopped it; empty while it lives."""
         self._under_way = 0
         self._idle_since: int | None = None
 
     @property
     def refuses(self) -> str:
-        """Why it takes no new work although it lives; empty if it does."""
+        """Why the actor takes no new work although it lives; empty if it does."""
         return ""
 
     @property
@@ -79,23 +79,21 @@ class Actor:
 
     @property
     def at_work(self) -> bool:
-        """Whether it must stay, although nobody asks it anything just now. Others are closed after a while."""
+        """Whether the actor must stay open without requests. Other actors are closed after a while."""
         return True
 
     @property
     def figures(self) -> object:
-        """Return values that its statistics follow from, while nothing else changes them; None: they may change at any
-        time.
-        """
+        """Values that its statistics follow from, if nothing else changes them; None: they may change at any time."""
         return None
 
     @property
     def used(self) -> bool:
-        """Whether somebody uses it just now, or it is at work."""
+        """Whether a request is under way, or the actor is at work."""
         return self._under_way > 0 or self.at_work
 
     def idle_ms(self) -> int:
-        """For how long it was not used, as far as anybody asked."""
+        """Return for how long the actor was not used, as far as earlier calls have seen."""
         now = self.ports.clock.monotonic()
         if self.used:
             self._idle_since = None
@@ -115,16 +113,16 @@ class Actor:
         """Drop what takes much memory after the actor has ended, as its process goes on. Idempotent."""
 
     def immediate(self, kind: type[Request[Any]]) -> ImmediateHandler | None:
-        """The immediate handler of a class of requests, if there is one."""
+        """Return the immediate handler of a class of requests, if there is one."""
         now, _ = handlers(type(self), kind)
         return getattr(self, now) if now else None
 
     def began(self) -> None:
-        """A request is under way that keeps the actor open."""
+        """Count a request that is under way and keeps the actor open."""
         self._under_way += 1
 
     def done(self) -> None:
-        """It has its answer."""
+        """Count down a request that has its answer."""
         self._under_way -= 1
         self._idle_since = None
 
@@ -150,7 +148,7 @@ class Actor:
 
 
 def handlers(actor: type[Actor], kind: type[Request[Any]]) -> tuple[str, str]:
-    """The names of the immediate handler and the other one that an actor has for a request; empty for none."""
+    """Return the names of the immediate handler and the other one that an actor has for a request; empty for none."""
     known = HANDLERS.get((actor, kind))
     if known is None:
         name = _WORD.sub("_", kind.__name__).lower()

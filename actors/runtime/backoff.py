@@ -34,5 +34,5 @@ class Backoff:
         await self.pause()
 
     def reset(self) -> None:
-        """A try went well: the next pause is the first one again."""
+        """Begin with the first pause again: a try went well."""
         self._next = self._first

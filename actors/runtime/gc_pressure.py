@@ -28,7 +28,7 @@ class GcPressure:
             self.blocks += blocks
 
     def looked(self) -> None:
-        """The collector has looked: who is there now is not young any more."""
+        """Note that the collector has looked: objects that are there now are no longer young."""
         self.looks += 1
 
 

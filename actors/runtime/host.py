@@ -41,7 +41,7 @@ OnAnswer = Callable[[Answer], None]
 
 
 class HostedActor:
-    """One actor and the requests that it is answering.
+    """An actor and the requests that it is answering.
 
     broken: called with the exception when a handler or a background task raised what it must not; it is expected to
     call `end`. spawn: starts the tasks of handlers, which the end of the actor does not cancel by itself.
@@ -56,7 +56,7 @@ class HostedActor:
         self._calls: dict[asyncio.Task[Any], None] = {}
         self._waiting: dict[_PendingAnswer, None] = {}
         self._immediate: dict[str, tuple[type[Request[Any]], ImmediateHandler | None]] = {}
-        """Of the requests that came so far: their classes, and who takes them at once."""
+        """The class and the immediate handler of each kind of request that came so far."""
         self._over = ""
         self._looks = LET_GO.looks
 
@@ -77,12 +77,12 @@ class HostedActor:
         self.resolve_start(None)
 
     def task_failed(self, name: str, error: Exception) -> None:
-        """A background task of the actor ended with an error."""
+        """Note that a background task of the actor ended with an error."""
         if not self._over and not isinstance(error, self.actor.outlives):
             self._broken(name, error)
 
     def resolve_start(self, error: SluiceError | None) -> None:
-        """The actor has started, or will not: let those go on that wait for it."""
+        """Let callers go on that wait for the start: the actor has started, or will not."""
         if not self.born.done():
             self.born.set_result(error)
 
@@ -181,7 +181,7 @@ class _PendingAnswer:
             self._on_answer(answer)
 
     def give_up(self, answer: Unknown) -> None:
-        """There will be no outcome."""
+        """Settle without an outcome: there will be none."""
         if self.take_back():
             self._on_answer(answer)
 
@@ -205,12 +205,12 @@ def _closed(reply: Reply, *, packs: bool) -> Packed | Reply:
 
 
 def ended(address: Address, why: str) -> Unknown:
-    """The error for callers of an actor that has ended, with the reason that its host knows."""
+    """Return the error for callers of an actor that has ended, with the reason that its host knows."""
     return Unknown(f"{address}{_ENDED}{why}", gone=True)
 
 
 def why_ended(address: Address, answer: Unknown) -> str:
-    """Why an actor ended, if its host reported it; empty if only the end of its process is known."""
+    """Return why an actor ended, if its host reported it; empty if only the end of its process is known."""
     return answer.reason.partition(f"{address}{_ENDED}")[2] if answer.gone else ""
 
 
@@ -218,7 +218,7 @@ _ENDED = " has ended: "
 
 
 def opened(request: Request[R], answer: Answer) -> R | Unknown:
-    """An answer as the caller of the Net port sees it. Raises the refusal."""
+    """Return an answer as the caller of the Net port sees it. Raises the refusal."""
     if isinstance(answer, Packed):
         return cast(R, unpack(type(request).reply, answer.head, answer.attachments, answer.handles))
     if isinstance(answer, Unknown):
@@ -229,7 +229,7 @@ def opened(request: Request[R], answer: Answer) -> R | Unknown:
 
 
 def outcome_of(request: Request[R], answer: Answer) -> R | Unknown | SluiceError:
-    """The same for who is called with it: the refusal as a value."""
+    """Return the same for a callback: the refusal is a value."""
     try:
         return opened(request, answer)
     except SluiceError as error:

@@ -110,7 +110,7 @@ class SingleFlight(Generic[K, T]):
         """By subject of a question that is under way, the answer to the one after it, if somebody waits for that."""
 
     async def __call__(self, subject: K) -> T:
-        """The answer. Raises what the question raises."""
+        """Return the answer. Raises what the question raises."""
         under_way, answer = subject in self._asked, self._asked.get(subject)
         if answer is None:
             answer = self._asked[subject] = SharedFuture()

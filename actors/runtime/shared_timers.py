@@ -26,7 +26,7 @@ class SharedTimers:
         self._ticks: dict[int, dict[SharedTimer, None]] = {}
 
     def timer(self, clock: Clock, milliseconds: int, call: Callable[[], object]) -> SharedTimer:
-        """As `Clock.timer`, but up to TICK_MS early. `call` must not raise."""
+        """Do as `Clock.timer` does, but up to TICK_MS early. `call` must not raise."""
         now = clock.monotonic()
         tick = (now + milliseconds) // TICK_MS
         timers = self._ticks.get(tick)
@@ -46,7 +46,7 @@ class SharedTimers:
 
 
 class SharedTimer:
-    """One of them. Implements ports.Timer."""
+    """A call that shares its timer with others. Implements ports.Timer."""
 
     __slots__ = ("_call", "_together")
 

@@ -35,7 +35,7 @@ class Signal:
         """None while nobody waits: a topic with clients has two dozen signals, and most have nobody."""
 
     def is_set(self) -> bool:
-        """Whether a wait would return at once."""
+        """Return whether a wait would return at once."""
         return self._set
 
     def set(self) -> None:

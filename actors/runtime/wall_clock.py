@@ -14,7 +14,7 @@ RETURN_MS = 10 * 60 * 1000
 
 
 def pause_until(at: int, now: int) -> int:
-    """Milliseconds to wait before looking again whether it is `at`; both are ms since 1970."""
+    """Return the milliseconds to wait before looking again whether it is `at`; both are ms since 1970."""
     return min(max(at - now, 1), LOOK_MS)
 
 

@@ -49,7 +49,7 @@ def describe(
 
 
 def describe_loss(lost: GivenUp) -> dict[str, Any]:
-    """A run that was given up."""
+    """Return a run that was given up."""
     return {
         "run": show(position(lost.ledger, lost.first_entry)),
         "firstEntry": lost.first_entry,

@@ -298,7 +298,7 @@ class Topic(Actor):
         return True
 
     def _takes_now(self, request: Publish | PublishMany) -> bool:
-        """Whether a run could be appended at this instant. Raises Invalid for a size that no producer sends."""
+        """Return whether a run could be appended at this instant. Raises Invalid for a size that no producer sends."""
         serves = self._serving.is_set() and self.stopped is None and not self._deleted
         if not serves or request.payload.data is None or request.payload.size >= self.ports.shared_from:
             return False
@@ -426,7 +426,7 @@ class Topic(Actor):
 
     @staticmethod
     def _check_size(request: Publish | PublishMany | PublishResults) -> None:
-        """Raises Invalid for a run that no producer makes."""
+        """Raise Invalid for a run that no producer makes."""
         if not 0 < request.count <= MAX_RUN_MESSAGES:
             raise Invalid(f"a run holds 1 to {MAX_RUN_MESSAGES} messages, not {request.count}")
         if request.payload.size > MAX_RUN_BYTES:
@@ -444,7 +444,7 @@ class Topic(Actor):
     def _decoded(self, request: Publish | PublishMany | PublishResults, payload: memoryview) -> tuple[Run, StoredBatch]:
         """Decode and check the run of a request. Raises Invalid; Corrupt if it was damaged on its way.
 
-        What this process has encoded is neither decoded nor held to the limits again: whoever made the batch did that.
+        A batch that this process encoded is neither decoded nor held to the limits again: its maker held it to them.
         """
         run = Run(request.count, request.delayed, request.shape, payload, request.crc)
         batch = request.payload.decoded
@@ -514,7 +514,7 @@ class Topic(Actor):
                 await self._log.news(left)
 
     async def on_read_payload(self, request: ReadPayload) -> PayloadRead:
-        """The run that contains an entry."""
+        """Return the run that contains an entry."""
         await self._ready()
         try:
             reply = await self._reads.payload(request.ledger, request.entry, again=request.again)
@@ -530,7 +530,7 @@ class Topic(Actor):
         return await cut_read(self.ports, reply, request.wanted, least)
 
     async def on_read_row_index(self, request: ReadRowIndex) -> RowIndex:
-        """Index columns of single messages."""
+        """Return index columns of single messages."""
         await self._ready()
         return await self._reads.rows(request.positions)
 
@@ -556,7 +556,7 @@ class Topic(Actor):
         return Excess(weighs_at_most(self._log, request.keep) if waits >= max(request.limit, 1) else None)
 
     async def on_find_time(self, request: FindTime) -> PositionFound:
-        """The first message published at or after a time."""
+        """Return the first message published at or after a time."""
         await self._ready()
         return await self._reads.find_time(request.time)
 
@@ -570,7 +570,7 @@ class Topic(Actor):
 
     @property
     def problem(self) -> str:
-        """Return what an operator must look at, or "": a recovery that does not go on, unreadable runs or policies."""
+        """The trouble that an operator must look at, or "": a stuck recovery, unreadable runs or policies."""
         waits = "" if self._serving.is_set() else self._log.recovery_waits(ALARM_MS)
         if waits:
             return f"the recovery waits: {waits}"
@@ -633,14 +633,14 @@ class Topic(Actor):
         return Done()
 
     async def on_stats(self, request: Stats) -> Text:
-        """The partition's statistics, with Pulsar's names where it has them."""
+        """Return the partition's statistics, with Pulsar's names where it has them."""
         await self._ready()
         stats = describe(self._log, self._producers, self._maintenance, self._reads.unreadable)
         return Text(json=json.dumps({**stats, "bucketDelayedIndexStats": self._delayed.stats()}))
 
 
 def _of_whole_run(outcome: Published | SluiceError, count: int) -> Outcome:
-    """The outcome of a run by that of its first segment."""
+    """Return the outcome of a run by that of its first segment."""
     if isinstance(outcome, SluiceError):
         return outcome
     return Published(ledger=outcome.ledger, first_entry=outcome.first_entry, count=count)

@@ -188,8 +188,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="permits are counted once and for all",
         module="sluice.actors.key_shared.state.members",
-        old='        """Something changed that the allowance depends on."""\n        self._allowance = None\n',
-        new='        """Something changed that the allowance depends on."""\n',
+        old='        """Drop the counted allowance: an input of it has changed."""\n        self._allowance = None\n',
+        new='        """Drop the counted allowance: an input of it has changed."""\n',
         world=BROKER,
         seed=0,
     ),

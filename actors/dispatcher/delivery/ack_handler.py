@@ -17,38 +17,39 @@ class AckHandler:
         self._tracker, self._store, self._wakeups = context.tracker, context.store, context.wakeups
 
     def count(self, end: int) -> int:
-        """How many messages up to `end` are not done."""
+        """Return how many messages up to `end` are not done."""
         if end <= self._cursor.mark_delete:
             return 0
         return self._cursor.unacknowledged_in(self._cursor.mark_delete + 1, end)
 
     def any_delayed(self) -> bool:
-        """Whether a message waits for its time."""
+        """Return whether a message waits for its time."""
         return self._tracker.count() > 0
 
     def acknowledge(self, positions: Positions, consumer: int, now: int) -> None:
-        """A consumer says now (ms) that these (int64, ascending) are done."""
+        """Mark messages (int64, ascending) as done: a consumer acknowledges them now (ms)."""
         self._core.acknowledge_soon(positions, consumer, now=now)
         self._finish(positions)
         self._advance()
 
     def done_elsewhere(self, positions: Positions) -> None:
-        """These are done although nobody acknowledged them: the dead letter topic has them."""
+        """Mark messages as done that no consumer acknowledged: the dead letter topic has them."""
         self._core.acknowledge(positions)
         self._finish(positions)
         self._advance()
         self._wakeups.route.set()
 
     def give_up(self, positions: Positions) -> None:
-        """Messages that nobody can read count as done."""
+        """Mark messages as done that cannot be read."""
         self._core.acknowledge(positions)
         self._cursor.acknowledge(positions)
         self._advance()
 
     def pass_over(self, stretches: list[tuple[int, int, int]], kept: Positions) -> None:
-        """What a compacted log has dropped counts as done: everything in these stretches (ledger, first entry, last
-        entry) except the positions in `kept`, int64, ascending. Nothing is sent before that is durable, see `skip_to`:
-        the next consumer may want the whole log.
+        """Mark as done what a compacted log has dropped: everything in `stretches` (ledger, first entry, last entry)
+        except the positions in `kept`, int64, ascending.
+
+        Nothing is sent before that is durable, see `skip_to`: the next consumer may want the whole log.
         """
         for ledger, first, last in stretches:
             low, high = kept.searchsorted([position(ledger, first), position(ledger, last) + 1])
@@ -58,8 +59,10 @@ class AckHandler:
             self._store.hold_back()
 
     def skip_to(self, target: int) -> None:
-        """Everything before `target` is done. Nothing is sent before that is durable: the next owner would send what
-        was left out behind later messages of its key.
+        """Mark everything before `target` as done.
+
+        Nothing is sent before that is durable: the next owner would send the skipped messages behind later ones of
+        their key.
         """
         self._core.remove(up_to=target - 1)
         self._cursor.chain([(ledger_of(target), None)])
@@ -68,8 +71,9 @@ class AckHandler:
         self._store.hold_back()
 
     def start_over(self, target: int) -> None:
-        """Everything before `target` is done, nothing from it on is, and nobody holds anything. Nothing is sent before
-        that is durable, see `skip_to`.
+        """Move the cursor to `target`: everything before it is done, everything from it on is open and not held.
+
+        Nothing is sent before that is durable, see `skip_to`.
         """
         self._core.reset()
         self._runs.clear()
@@ -79,17 +83,17 @@ class AckHandler:
         self._store.hold_back()
 
     async def forget_delayed(self) -> None:
-        """No delayed message waits any more. Raises Unavailable."""
+        """Let no delayed message wait any longer. Raises Unavailable."""
         await self._tracker.clear()
         self._tracker.trim(self._cursor.mark_delete)
 
     def _finish(self, positions: Positions) -> None:
-        """These are done, some of them perhaps for the second time; a run counts each of its messages once."""
+        """Mark messages as done, some of them perhaps for the second time; a run counts each of its messages once."""
         self._runs.done(positions[~self._cursor.is_acknowledged(positions)])
         self._cursor.acknowledge(positions)
 
     def _advance(self) -> None:
-        """The cursor changed: let go of what lies below it, and make the rest durable."""
+        """Drop everything below the changed cursor, and make the rest durable."""
         mark_delete = self._cursor.mark_delete
         self._runs.drop_below(mark_delete)
         self._core.mark_deleted(mark_delete)

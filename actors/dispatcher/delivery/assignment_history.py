@@ -63,7 +63,7 @@ class AssignmentHistory:
         return "assignments"
 
     def to_record(self) -> Any:
-        """The changes that are in no object; none while they are on their way into one, because they are many."""
+        """Return the changes that are in no object; none while they move into one, because they are many."""
         changes = self.history.since(self._stored)
         if not changes or self._are_many(changes):
             return None
@@ -110,7 +110,7 @@ class AssignmentHistory:
         self._working = False
 
     async def clear(self) -> None:
-        """The subscription is gone, and with it what owners up to this one wrote. Raises Unavailable."""
+        """Delete the objects that owners up to this one wrote: the subscription is deleted. Raises Unavailable."""
         later = f"{self._prefix}{self._epoch + 1:012d}"
         for name in [name for name in await self._ports.objects.names(self._prefix) if name < later]:
             await self._ports.objects.delete(name)

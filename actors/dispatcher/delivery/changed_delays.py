@@ -1,10 +1,10 @@
-"""The durable half of what was cancelled and rescheduled.
+"""The durable half of cancellations and reschedules.
 
-New changes stand in the subscription's record, and are durable with the version that holds them, as acknowledgements
-are. That record is written with every group of acknowledgements, so it must stay small: when many changes have gathered
-there, all of them are written as one table under a key of its own, and the record names that. A table is written under
-a name that nobody used before and never changed; the record says which one counts, and whoever loses the record has
-written a table that nobody names. Such are removed by the next owner.
+New changes stand in the subscription's record, and are durable with the version that holds them, like acknowledgements.
+That record is written with every group of acknowledgements, so it must stay small. When many changes have gathered
+there, all of them are written as one table under a key of its own, and the record names that key. A table gets a name
+that was never used before, and is never changed; the record says which one counts. An owner that loses the record has
+written a table that no record names. The next owner removes such tables.
 
 A table is not changed when the cursor moves back either: the record says from where on its cancellations are void.
 """
@@ -23,7 +23,7 @@ from sluice.storage.format.cursor import Cursor
 from sluice.storage.format.position import Positions
 
 FOLD_AT = 4_096
-"""So many changes may stand in the record before they move to a table of their own."""
+"""The number of changes that may stand in the record before they move to a table of their own."""
 
 
 class ChangedDelays:
@@ -39,12 +39,12 @@ class ChangedDelays:
         self._prefix = f"delayed-changes/{identity.topic}/{identity.partition}/{identity.subscription}/"
         self.now = DelayChanges()
         self._recent = DelayChanges()
-        """What is not in the table."""
+        """The changes that are not in the table."""
         self._since: DelayChanges | None = None
-        """While a table is being written: what is not in that one either."""
+        """While a table is being written: the changes that are not in that one either."""
         self._table = ""
         self._reopened: int | None = None
-        """From this position on what the table calls cancelled is wanted again."""
+        """From this position on the cancellations of the table are void."""
         self._reopened_since: int | None = None
         """While a table is being written: the same of that one."""
         self._number = 0
@@ -74,17 +74,17 @@ class ChangedDelays:
     # -- what changes -----------------------------------------------------------------------------------------------
 
     def cancel(self, positions: Positions) -> None:
-        """Nobody gets these (ascending) any more."""
+        """Cancel messages (positions ascending)."""
         for changes in self._all():
             changes.cancel(positions)
 
     def move(self, entries: Entries) -> None:
-        """These (positions ascending) have new due times."""
+        """Set new due times of messages (positions ascending)."""
         for changes in self._all():
             changes.move(entries)
 
     def reopen(self, start: int) -> None:
-        """The cursor was moved back: everything from this position on is wanted again."""
+        """Void the cancellations from this position on: the cursor was moved back."""
         for changes in self._all():
             changes.reopen(start)
         if self._table:
@@ -98,7 +98,7 @@ class ChangedDelays:
     # -- the table --------------------------------------------------------------------------------------------------
 
     async def fold(self, first: int) -> None:
-        """Move the changes out of the record if they are many. Nothing is lost or less durable if that fails.
+        """Move the changes out of the record if they are many. If that fails, nothing is lost or less durable.
 
         first: where the topic begins.
         """
@@ -131,17 +131,17 @@ class ChangedDelays:
                 return key  # an earlier attempt, whose answer was lost
 
     def take_stale(self) -> list[str]:
-        """Tables that no version of the record will name if its writing begins from now on."""
+        """Take the tables that no version of the record will name if its writing begins from now on."""
         stale, self._stale = self._stale, []
         return stale
 
     def start(self) -> None:
-        """Remove what earlier owners left, if there were any."""
+        """Remove the tables that earlier owners left, if there were any."""
         if not self._fresh:
             self._ports.spawn(self.remove_leftovers(), "delayed changes")
 
     async def remove_leftovers(self) -> None:
-        """Remove what earlier owners wrote and no record names. What a newer owner has named stays."""
+        """Remove tables of earlier owners that no record names. A table that a newer owner has named stays."""
         own = f"{self._prefix}{self._epoch:012d}"
         named = self._table
         try:
@@ -152,14 +152,14 @@ class ChangedDelays:
         await self.remove([key for key in keys if key < own and key != named])
 
     async def delete(self) -> None:
-        """The subscription is deleted: no table of owners up to this one is needed. Raises Unavailable."""
+        """Remove the tables of all owners up to this one: the subscription is deleted. Raises Unavailable."""
         later = f"{self._prefix}{self._epoch + 1:012d}"
         keys = await attempt(self._ports, lambda: self._ports.meta.keys(self._prefix))
         for key in [key for key in keys if key < later]:
             await attempt(self._ports, lambda key=key: self._ports.meta.remove(key))  # type: ignore[misc]
 
     async def remove(self, keys: list[str]) -> None:
-        """Remove tables; what cannot be removed now is left to the next owner."""
+        """Remove tables; a table that cannot be removed now is left to the next owner."""
         for key in keys:
             try:
                 await attempt(self._ports, lambda key=key: self._ports.meta.remove(key))  # type: ignore[misc]
@@ -167,7 +167,7 @@ class ChangedDelays:
                 self._ports.log("delayed_changes_left", key=key, error=str(error))
 
     def _forget_done(self) -> None:
-        """Due times of messages that are done are of no use."""
+        """Forget the due times of messages that are done."""
         for changes in self._all():
             if len(changes.moved):
                 changes.keep(~self._cursor.is_acknowledged(changes.moved.positions))

@@ -143,7 +143,7 @@ class Consumers:
             raise Unavailable("every session was ended meanwhile; attach again")
 
     def _is_void(self, request: Attach) -> bool:
-        """Whether a consumer's earlier session was ended, so that it must begin another life."""
+        """Return whether a consumer's earlier session was ended, so that it must begin another life."""
         return self._membership.is_void(request.incarnation, holds=bool(len(request.holding)))
 
     async def _make_room(self, ranges: Sequence[tuple[int, int]]) -> bool:

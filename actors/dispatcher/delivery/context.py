@@ -1,7 +1,7 @@
 """The context that all parts of a dispatcher share. `takeover` makes it once, and every part gets the whole.
 
-It holds the ports, the identity and the state of one subscription, and those parts that need no other one: whatever a
-part keeps for itself is not here.
+It holds the ports, the identity and the state of one subscription, and the parts that need no other one. State that
+belongs to a single part is not here.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from sluice.storage.format.cursor import Cursor
 
 
 class Ownership(Protocol):
-    """Whether this dispatcher still owns the subscription; the actor knows. Parts ask again after every await."""
+    """The knowledge of the actor whether it still owns the subscription. Parts ask again after every await."""
 
     def ended(self) -> bool:
-        """Whether this dispatcher has ended."""
+        """Return whether this dispatcher has ended."""
 
     def check_owner(self) -> None:
-        """Raises Fenced when this dispatcher has ended."""
+        """Raise Fenced when this dispatcher has ended."""
 
     def end(self, reason: str) -> None:
-        """There is, or will be, another owner: refuse everything from now on."""
+        """Refuse everything from now on: there is, or will be, another owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class Wakeups:
     places: Signal = field(default_factory=Signal)
 
     def came_or_went(self) -> None:
-        """Consumers came or left, and messages may go elsewhere."""
+        """Wake the parts that wait for consumers to come or leave, as messages may go elsewhere."""
         self.places.set()
         self.route.set()
 
     def all(self) -> None:
-        """Something changed outside of the data path."""
+        """Wake all parts: the subscription has changed outside of the data path."""
         self.route.set()
         self.due.set()
         self.read.set()
@@ -74,9 +74,11 @@ class Wakeups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionContext:
-    """One subscription in the hands of its owner. epoch: the owner's epoch. end: where the topic ended when a new
-    subscription began (position of the last message, -1 for none); None if it is not new. log: read by all parts; the
-    compacted one by the reader alone. payloads: for reading messages whole.
+    """A subscription in the hands of its owner.
+
+    epoch: the owner's epoch. end: where the topic ended when a new subscription began (position of the last message, -1
+    for none); None if it is not new. log: read by all parts; the compacted one by the reader alone. payloads: for
+    reading messages whole.
     """
 
     ports: Ports
@@ -103,7 +105,7 @@ class SubscriptionContext:
 
     @property
     def settings(self) -> SubscriptionSettings:
-        """Those in force, which an owner keeps as it began with them."""
+        """The settings in force; an owner keeps those that it began with."""
         return self.state.settings
 
     @property

@@ -1,9 +1,9 @@
 """Damping: consumers that come and go get their hashes later and later (GR-8). No I/O.
 
-Each time that a place is given up because nobody came back to it within the grace, the hashes of all others move. A
-name of which that happens again and again waits for its next place: the first time not at all, then one grace, then
-twice as long each time, `MOST` graces at the most. Whoever had a place for `CALM` graces, or was not here for so long,
-begins anew. Within the grace nothing moves, so nobody is damped for coming back in time.
+A place is given up when its consumer does not come back within the grace; then the hashes of all others move. A name
+whose places are given up again and again waits for its next place: the first time not at all, then one grace, then
+twice as long each time, `MOST` graces at the most. After `CALM` graces with a place, or away, a name begins from zero
+again. Within the grace nothing moves, so a consumer that comes back in time is not damped.
 
 Counts go from owner to owner, times do not: a new owner counts them from its beginning. Times are monotonic
 milliseconds.
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST = 16
-"""Longest wait for a place, in graces."""
+"""The longest wait for a place, in graces."""
 CALM = 32
-"""After so many graces with a place, or away, nothing is held against a name."""
+"""The graces with a place, or away, after which the earlier losses of a name are forgotten."""
 REMEMBERED = 1_000
-"""Names that are remembered; the one that lost its place longest ago goes first."""
+"""The number of names that are remembered; the one that lost its place longest ago is forgotten first."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Flaps:
 
 
 class Damping:
-    """How often each name has lost its place."""
+    """A count for each name of how often it has lost its place."""
 
     def __init__(self, grace_ms: int) -> None:
         self._grace = grace_ms
@@ -43,15 +43,15 @@ class Damping:
         self._flaps = {str(name): _Flaps(int(count), now) for name, count in rows}
 
     def rows(self) -> list[list[Any]]:
-        """Names and counts, for the record."""
+        """Return names and counts, for the record."""
         return [[name, flaps.count] for name, flaps in self._flaps.items()]
 
     def given(self, name: str, now: int) -> None:
-        """A name has a place from now on."""
+        """Note that a name has a place from now on."""
         self._given[name] = now
 
     def given_up(self, name: str, now: int) -> None:
-        """Its place was given up."""
+        """Count the loss of a name's place."""
         calm = now - self._given.pop(name, now) >= CALM * self._grace
         before = self._flaps.pop(name, None)
         self._flaps[name] = _Flaps(1 if calm or before is None else before.count + 1, now)
@@ -59,7 +59,7 @@ class Damping:
             del self._flaps[next(iter(self._flaps))]
 
     def delay(self, name: str, now: int) -> int:
-        """How long a name waits for a place, in ms."""
+        """Return how long a name waits for a place, in ms."""
         flaps = self._flaps.get(name)
         if flaps is None or flaps.count < 2:
             return 0

@@ -1,7 +1,7 @@
 """Dead letters: messages that were given back too often go to another topic and are then done here.
 
-The order is publish first, acknowledge second: a crash in between publishes again, it never loses. What is dead is sent
-to nobody until it is acknowledged, so its keys wait for the move and no longer. One move is under way at a time: the
+The order is publish first, acknowledge second: a crash in between publishes again, it never loses. No consumer gets a
+dead message until it is acknowledged, so its keys wait for the move and no longer. One move is under way at a time: the
 next begins when its predecessor has its sequence numbers.
 The topic is `<topic>-<subscription>-DLQ` unless the subscription names another, and each message says where it comes
 from, by the properties REAL_TOPIC and ORIGIN_MESSAGE_ID (as in Pulsar). It is made as durable as the topic is here.
@@ -32,11 +32,11 @@ from sluice.storage.format.position import Positions, entries_of, ledgers_of, po
 
 RETRY_FIRST, RETRY_MOST = 100, 5_000
 AT_ONCE = 1_000
-"""Messages that one move takes at the most."""
+"""The most messages that one move takes."""
 
 
 class DeadLetterMover:
-    """Moves the dead messages of one subscription on one partition. moved: how many it has moved."""
+    """A task that moves the dead messages of one subscription on one partition. moved: how many it has moved."""
 
     def __init__(self, context: SubscriptionContext, ack_handler: AckHandler) -> None:
         self._ports, self._directory, self._core, self._runs = (
@@ -55,7 +55,7 @@ class DeadLetterMover:
         self.moved = 0
 
     def wake(self) -> None:
-        """Something died: move it, unless that is being done."""
+        """Move the dead messages, unless a move is under way."""
         if not self._working:
             self._working = True
             self._ports.spawn(self._work(), "dead-letters")
@@ -77,7 +77,7 @@ class DeadLetterMover:
     async def _move(self, part: Part, resets: int) -> None:
         """Publish a part's messages, then acknowledge them; trimmed messages no longer exist, and are done as well.
 
-        Not after the core was reset: whoever sought back wants them again.
+        Stop if the core was reset: a consumer that seeked back wants them again.
         """
         for received in await self._payloads.resolve(part, 0, 0):
             if self._core.resets != resets:
@@ -100,8 +100,10 @@ class DeadLetterMover:
             self._done(positions_of(part.ledger, part.first_entry + part.rows.astype(np.int64)))
 
     def _done(self, positions: Positions) -> None:
-        """These have left. With `nack_order=key` their keys go on when that is durable: a next owner that does not know
-        of it would send them again, behind later messages.
+        """Mark messages as done that have left.
+
+        With `nack_order=key` their keys go on when that is durable: a next owner that does not know of it would send
+        them again, behind later messages.
         """
         self._ack_handler.done_elsewhere(positions)
         if self._core.nack_ordered:
@@ -137,15 +139,15 @@ class DeadLetterMover:
         return producer
 
     def _close(self) -> None:
-        """After an error: find out anew where the topic is, and which sequence comes next."""
+        """Close the producers after an error, so that the next ones find the topic and the next sequence."""
         for producer in self._producers.values():
             producer.close()
         self._producers.clear()
 
 
 def _with_origin(received: Received, topic: str) -> pa.RecordBatch:
-    """The rows with two more properties, topic and message id; a row that has one of them already keeps that one, as in
-    Pulsar. None is of its client's batch any more, because others of it may stay behind.
+    """Return the rows with two more properties, topic and message id. A row that has one of them already keeps that
+    one, as in Pulsar. The rows no longer belong to a batch of their client, because others of it may stay behind.
     """
     rows = received.rows
     kind = pa.map_(pa.string(), pa.string())

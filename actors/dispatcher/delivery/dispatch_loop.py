@@ -1,6 +1,6 @@
 """Messages out, acknowledgements in: one task routes whenever something changed, and polls fetch the result.
 
-Acknowledgements, of which there are the most, may be told to wait for one another (`unblocking_interval_ms`).
+The most frequent change is an acknowledgement; with `unblocking_interval_ms` acknowledgements wait for one another.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class DispatchLoop:
                 self._store.hold_back()
 
     def _done(self, session: Session, positions: Positions) -> None:
-        """A consumer says that these (ascending) are done."""
+        """Mark messages (ascending) as done for a consumer."""
         now = self._clock.now()
         self._ack_handler.acknowledge(positions, session.number, now)
         session.acknowledged(now)
@@ -231,7 +231,7 @@ class DispatchLoop:
                 session.tell_end()
 
     def look_if_stalled(self) -> None:
-        """Watchdog: notice when nothing moves although it could, and no pass is due that would move it."""
+        """Notice, as a watchdog, when nothing moves although it could, and no pass is due that would move it."""
         due = self._wakeups.route.is_set() or self._put_off
         held = self._state.paused or self._sessions.unswept or self._store.holds_back
         if self._leases.settled() and not (due or held) and self._core.stalled():

@@ -1,7 +1,7 @@
 """Moves due messages from the delayed index to the core, as far as the core has room.
 
 Where delayed messages hold back their keys, each has its place in the order of reading. The index of a new owner knows
-messages that it has not read yet: what is due of these it forgets, and they come, due by then, with the forward reads.
+messages that it has not read yet. It forgets those of them that are due; they come with the forward reads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DUE_GROUP_MS = 20
 
 
 class DueMessages:
-    """Moves due messages of one subscription."""
+    """A task that moves due messages of one subscription."""
 
     def __init__(self, context: SubscriptionContext, reader: BacklogReader) -> None:
         self._ports, self._tracker, self._core = context.ports, context.tracker, context.core
@@ -31,7 +31,7 @@ class DueMessages:
         SignalTask(self._ports, self._wakeups.due, self._release, "due").start()
 
     async def _release(self) -> int | None:
-        """What is due now. Returns in how many ms more is, None if nothing waits for its time."""
+        """Move the messages that are due now. Return ms until the next one is due, None if no message waits."""
         tracker, wakeups = self._tracker, self._wakeups
         wakeups.due.clear()
         wakeups.read.set()

@@ -7,16 +7,17 @@ others. `actors.key_shared.state.hash_assignments` says what a place is and why 
 
 **Durable.** The record holds the ring with every place. A consumer that attaches is answered only when the version with
 its place is written, so a consumer that received anything has the same place under the next owner. A new owner counts
-the grace anew, from the time at which no holder of the place can be alive: it never ends early, and may end later.
+the grace from the time at which no holder of the place can be alive: it never ends early, and may end later.
 
-**The second of a name.** Where one of the same name lives, a newcomer gets a place of its own, and that is not kept
-before it asks for messages. It may come from a user who gave up opening and began anew: then nobody would come back to
-it, and its hashes would wait for the whole grace.
+**The second of a name.** While a consumer of the same name lives, a newcomer gets a place of its own. That place is not
+kept before the newcomer asks for messages. The newcomer may be an attempt that its user gave up: then no consumer would
+come back to the place, and its hashes would wait for the whole grace.
 
-**An offer outlives who made it.** Who takes up a place that was offered to another name may be one that gave up as
-well. So the offer holds until it asks for messages.
+**An offer outlives its consumer.** A consumer that takes up an offered place may be an attempt that was given up as
+well. So the offer holds until that consumer asks for messages.
 
-**An earlier life** of a consumer, as it says itself, holds nothing any more: its session ends, its place is taken on.
+**An earlier life** of a consumer holds nothing any more, as the consumer itself says: its session ends, and the new
+life takes on its place.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ from sluice.storage.errors import Conflict, Invalid, Unavailable
 
 
 class RecordedPlaces:
-    """See `Recorded`: the ring with every place, where places are kept. damping: see
-    `actors.dispatcher.delivery.damping`."""
+    """The ring with every place, where places are kept; see `Recorded`. damping: see the module of that name."""
 
     field = "places"
 
@@ -74,14 +74,14 @@ class ReconnectGrace:
         self._membership, self._sessions, self._leases = context.membership, context.sessions, leases
         self._store, self._wakeups, self._ownership = context.store, context.wakeups, context.ownership
         self._damped: dict[int, tuple[str, int]] = {}
-        """Numbers of consumers that wait for a place, with their names, and until when (monotonic ms)."""
+        """The consumers that wait for a place, by number: name, and until when (monotonic ms)."""
         self._damped_total = 0
         self._seconds: set[int] = set()
-        """Numbers of consumers that came while one of their name lived, and have not asked for messages yet."""
+        """The numbers of consumers that came while one of their name lived, and have not asked for messages yet."""
         self._offered: set[int] = set()
-        """Numbers of consumers at a place that somebody before them offered, who have not asked for messages yet."""
+        """The numbers of consumers at a place that was offered to them, and that have not asked for messages yet."""
         self._coming: Counter[str] = Counter()
-        """Names of the consumers that are attaching now."""
+        """The names of the consumers that are attaching now."""
 
     @property
     def keeps_places(self) -> bool:
@@ -92,7 +92,7 @@ class ReconnectGrace:
 
     @contextlib.contextmanager
     def coming(self, name: str) -> Iterator[None]:
-        """A consumer of this name attaches: one that came before the grace was over finds its place."""
+        """Keep the place of this name within the block: a consumer that attaches before the grace is over finds it."""
         self._coming[name] += 1
         try:
             yield
@@ -103,7 +103,7 @@ class ReconnectGrace:
             self._wakeups.places.set()
 
     async def entry(self, request: Attach) -> JoinAs:
-        """Which place it gets; to be used before anything is awaited. Raises Invalid, Unavailable."""
+        """Return the place that a consumer gets; use it before anything is awaited. Raises Invalid, Unavailable."""
         if not self.keeps_places:
             return NEW
         living: set[int] = set()
@@ -119,7 +119,7 @@ class ReconnectGrace:
             living.add(rival.number)
 
     def _decide(self, request: Attach, living: set[int]) -> tuple[JoinAs, Session | None]:
-        """The entry, or a consumer of the same name that must be asked first whether it lives."""
+        """Return the entry, or a consumer of the same name that must be asked first whether it lives."""
         entry = self._own_place(request)
         if entry is None and request.hands_over_to:
             entry = JoinAs(unassigned=True)
@@ -134,7 +134,7 @@ class ReconnectGrace:
         return self._new_place(request), None
 
     def _own_place(self, request: Attach) -> JoinAs | None:
-        """The place of its incarnation. An earlier life's session ends, and its late requests get no place."""
+        """Return the place of the incarnation. End an earlier life's session: its late requests get no place."""
         base = base_of(request.incarnation)
         place = next((place for place in self._core.ring.places() if place.base == base), None)
         if place is None:
@@ -159,7 +159,7 @@ class ReconnectGrace:
         return JoinAs(into=place.slot) if place.slot in ring.kept else JoinAs(after=place.number)
 
     def _kept_place(self, request: Attach) -> JoinAs | None:
-        """A place that is kept for its name, unless its former consumer may still come back itself."""
+        """Return a place that is kept for the consumer's name, unless the former consumer may still come back."""
         ring = self._core.ring
         kept = [ring.place(slot) for slot in ring.kept]
         mine = [place for place in kept if place.name == request.consumer and place.keeps_place]
@@ -169,7 +169,7 @@ class ReconnectGrace:
         return self._into(free[0], request) if free else None
 
     def _into(self, place: AttachedConsumer, request: Attach) -> JoinAs | None:
-        """The hashes of its place, unless the consumer now wants others."""
+        """Return the hashes of a place, unless the consumer now wants others."""
         ring = self._core.ring
         if place.slot not in ring.kept:
             return None
@@ -187,13 +187,13 @@ class ReconnectGrace:
         return self._damping.delay(name, self._ports.clock.monotonic())
 
     def _live(self) -> list[AttachedConsumer]:
-        """The attached consumer of a place."""
+        """Return the attached consumer of a place."""
         ring = self._core.ring
         kept = ring.kept
         return [place for place in ring.places() if place.slot not in kept]
 
     def entered(self, number: int, request: Attach) -> None:
-        """A consumer was attached as `entry` said."""
+        """Note that a consumer was attached as `entry` said."""
         ring = self._core.ring
         if not ring.keeps_places:
             return
@@ -213,12 +213,13 @@ class ReconnectGrace:
         self._wakeups.places.set()
 
     def _open(self, numbers: set[int]) -> set[int]:
-        """Those of them whose sessions are open."""
+        """Return those of these numbers whose sessions are open."""
         return {number for number in numbers if self._sessions.find(number) is not None}
 
     async def asks(self, number: int) -> None:
-        """This consumer asks for messages, so its place is kept from now on, and offered to nobody unless it does that
-        itself: durably, before it gets any.
+        """Keep the consumer's place from now on, and withdraw its offer: the consumer asks for messages.
+
+        Only the consumer itself can offer the place again. The change is durable before the consumer gets any message.
         """
         if number in self._seconds or number in self._offered:
             place = self._core.ring.get(number)
@@ -259,7 +260,7 @@ class ReconnectGrace:
 
     @property
     def keeps(self) -> bool:
-        """Whether a place is kept for somebody just now."""
+        """Whether a place is kept for a consumer just now."""
         return bool(self._core.ring.kept or self._damped)
 
     async def run(self) -> None:
@@ -271,7 +272,7 @@ class ReconnectGrace:
                 return
 
     def _look(self) -> int | None:
-        """Carry out due changes; returns when to look again at the latest, ms from now."""
+        """Carry out due changes; return when to look again at the latest, ms from now."""
         now, ring = self._ports.clock.monotonic(), self._core.ring
         next_looks, over = [], list[int]()
         for slot, kept in list(ring.kept.items()):
@@ -297,7 +298,7 @@ class ReconnectGrace:
         return min(next_looks, default=None)
 
     def _begin(self, slot: int, place: AttachedConsumer, now: int) -> None:
-        """The grace begins when no consumer that had the place can be alive."""
+        """Begin the grace at the time at which no consumer that had the place can be alive."""
         if self._membership.awaits(place.base):
             return
         grace = self._settings.grace_ms if place.keeps_place else 0
@@ -330,7 +331,7 @@ class ReconnectGrace:
         self._wakeups.all()
 
     def stats(self) -> dict[str, Any]:
-        """For the subscription's statistics."""
+        """Return the part of the subscription's statistics about places."""
         if not self.keeps_places:
             return {}
         left = self._ports.clock.now() - self._ports.clock.monotonic()

@@ -1,21 +1,21 @@
-"""Which keys are the heaviest of a subscription on a partition, in bounded memory.
+"""The heaviest keys of a subscription on a partition, in bounded memory.
 
-What is read is counted by the hash of its key, in groups of many thousand messages: one sort of a column a group, and
-two summaries of a fixed size, by messages and by bytes. The index columns know hashes alone; what the key is called
-stands in the message, so one message of each of the heaviest hashes is remembered and read when an operator asks. Every
-million messages these counts are halved: what was heavy once fades.
+Messages that are read are counted by the hash of their key, in groups of many thousand: one sort of a column a group,
+and two summaries of a fixed size, by messages and by bytes. The index columns know hashes alone, and the key itself
+stands in the message. So one message of each of the heaviest hashes is remembered, and read when an operator asks.
+Every million messages these counts are halved, so that a key which was heavy once fades.
 
 A third summary is by the time for which consumers hold a key's messages, from their delivery until they are
 acknowledged. It is estimated: at every look, every few seconds, each message that is held then counts for the time
-since the look before. That costs the way of a message nothing, and what is held for long is seen at every look. Looks
-that find little are counted together, because a broker has many partitions of which each has a few messages.
+since the look before. That costs nothing on the way of a message, and every look sees a message that is held for long.
+Looks that find little are counted together, because a broker has many partitions with a few messages each.
 
-**A key that holds a partition back** is noticed and told where operators look. The messages of a key are one consumer's
-work, one after the other. If that consumer does not keep up with a key, the key's messages gather until they fill what
-is read ahead, and the other keys behind them come late. This is told when, for HELD_BACK_MS and at every look in
-between, the same key has had more than half of all unfinished messages, at least FEWEST of them; a consumer had some,
-and others waited for it, or it had one for as long as that. A stream that flows looks different, however much of it one
-key is: nothing waits then.
+**A key that holds a partition back** is noticed and reported where operators look. One consumer works through the
+messages of a key in order. If that consumer does not keep up with a key, the key's messages gather until they fill the
+look-ahead, and messages of other keys behind them come late. The key is reported when two things were true at every
+look for HELD_BACK_MS. The same key had more than half of all unfinished messages, at least FEWEST of them. A consumer
+had some of them while others waited for it, or it had one message for all that time. A stream that flows looks
+different, however large the share of one key is: no message waits then.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from sluice.storage.format.heavy_hitters import HeavyHitters
 from sluice.storage.format.position import Positions, position, show
 
 GROUP = 65_536
-"""So many messages are counted together; until then 12 bytes of each are kept."""
+"""The number of messages that are counted together; until then 12 bytes of each are kept."""
 HELD_GROUP = 1_024
-"""The same of what looks found to be held."""
+"""The same, for messages that looks found to be held."""
 FADE = 1_000_000
 FADE_MS = 600_000
-"""After so long of looking the times held are halved."""
+"""The time of looking after which the times held are halved."""
 LOOK_MS = 2_000
-"""Looks are no closer to each other."""
+"""The least time between two looks."""
 HELD_BACK_MS = 10_000
 FEWEST = 100
 NAMED = 256
-"""So many heavy hashes have a message by which their key can be looked up."""
+"""The number of heavy hashes with a message by which their key can be looked up."""
 
 
 class HotKeys:
-    """Counts keys, in memory alone; a new owner begins anew."""
+    """The counts of keys, in memory alone; a new owner starts counting from zero."""
 
     def __init__(self, context: SubscriptionContext) -> None:
         self._ports, self._core, self._payloads = context.ports, context.core, context.payloads
@@ -59,7 +59,7 @@ class HotKeys:
         self._looked = self._ports.clock.monotonic()
         self._looked_for = 0
         self._looks: list[tuple[Hashes, Positions, int]] = []
-        """What each look found, with the time since the look before."""
+        """The messages that each look found, with the time since the look before."""
         self._seen = 0
         self._hashes: list[Hashes] = []
         self._positions: list[Positions] = []
@@ -69,10 +69,10 @@ class HotKeys:
         self._counted = 0
         self._examples: dict[int, int] = {}
         self._names_read: dict[int, tuple[int, str | None]] = {}
-        """Of the messages at these positions the keys, and when they were read; for KEPT_MS at most."""
+        """Keys by the position of a message, and when they were read; kept for KEPT_MS at most."""
 
     def read(self, hashes: Hashes, positions: Positions, size: int) -> None:
-        """These messages were read, uint32 and int64 (n,); `size` is about the bytes of one."""
+        """Count messages that were read, uint32 and int64 (n,); `size` is about the bytes of one."""
         if not len(hashes):
             return
         self._hashes.append(hashes.copy())  # else the whole answer that it lies in would stay
@@ -103,7 +103,7 @@ class HotKeys:
             self._held.halve()
 
     async def top(self, top: int) -> dict[str, Any]:
-        """The `top` heaviest keys, by messages, by bytes and by the time held, and the hashes that wait longest."""
+        """Return the `top` heaviest keys, by messages, by bytes and by time held, and the hashes that wait longest."""
         self._count()
         self._count_held()
         found = [(self._messages, "count"), (self._bytes, "count"), (self._held, "millis")]
@@ -122,7 +122,7 @@ class HotKeys:
         }
 
     def stats(self) -> dict[str, Any]:
-        """How much of all messages the heaviest key has; which one it is, `top` says."""
+        """Return how much of all messages the heaviest key has; `top` says which one it is."""
         self._count()
         first = self._messages.top(1)
         share = first[0][1] / self._messages.total if first and self._messages.total else 0.0
@@ -141,12 +141,13 @@ class HotKeys:
         ]
 
     def reduced(self, masked: int) -> int:
-        """A masked hash as the subscription's selector sees it."""
+        """Return a masked hash as the subscription's selector sees it."""
         return int(self._core.reduce(np.array([masked], np.uint32))[0])
 
     async def _names(self, wanted: set[int]) -> dict[int, str | None]:
-        """The keys behind hashes, as far as they are found. Those that were not read lately are read in one go: one by
-        one they cost the topic's owner a question each.
+        """Return the keys behind hashes, as far as they are found.
+
+        Keys that were not read lately are read in one go: one by one they cost the topic's owner a question each.
         """
         now = self._ports.clock.monotonic()
         self._names_read = {at: read for at, read in self._names_read.items() if now - read[0] < KEPT_MS}
@@ -160,12 +161,12 @@ class HotKeys:
         return {one: found.get(here) for one, here in at.items()}
 
     async def name_at(self, at: int) -> str | None:
-        """The key of the message at a position; None if it cannot be read now, or has none."""
+        """Return the key of the message at a position; None if it cannot be read now, or has none."""
         (part,) = parts_to_ask_for(np.array([at], np.int64))
         return (await self._read_names(part)).get(at)
 
     async def _read_names(self, part: Part) -> dict[int, str | None]:
-        """The keys of messages by their positions; of none if they cannot be read now."""
+        """Return the keys of messages by their positions; of none if they cannot be read now."""
         try:
             received = await self._payloads.resolve(part, 0, 0)
         except SluiceError as error:
@@ -215,7 +216,7 @@ class HotKeys:
         self._remember(distinct, positions[first], number)
 
     def _remember(self, hashes: Hashes, positions: Positions, number: npt.NDArray[np.intp]) -> None:
-        """Keep a message of each of the heaviest; the newest, for older ones are trimmed first."""
+        """Keep the newest message of each of the heaviest hashes: older ones are trimmed first."""
         top = np.argsort(-number, kind="stable")[:NAMED]
         heavy = {wanted for found in (self._messages, self._bytes, self._held) for wanted, _ in found.top(NAMED)}
         seen = dict(zip(hashes[top].tolist(), positions[top].tolist(), strict=True))
@@ -224,7 +225,7 @@ class HotKeys:
 
 
 class HotKeyWatch:
-    """Notices a key that holds the partition back. problem: the warning in one line, empty while there is none."""
+    """A watch for a key that holds the partition back. problem: the warning in one line, empty while there is none."""
 
     def __init__(self, context: SubscriptionContext, hot_keys: HotKeys) -> None:
         self._ports, self._identity, self._core = context.ports, context.identity, context.core
@@ -249,7 +250,7 @@ class HotKeyWatch:
             self._ports.spawn(self._warn(found), "hot-key")
 
     def stats(self) -> dict[str, Any]:
-        """Whether one key holds the partition back: 1 or 0, and which."""
+        """Return whether one key holds the partition back: 1 or 0, and which."""
         return {"heldBackByKey": int(bool(self.problem)), "heldBackBy": self._name}
 
     @property

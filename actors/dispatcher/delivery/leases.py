@@ -4,7 +4,7 @@ A process that has ended holds nothing, so the lease of a consumer in it is not 
 has one).
 
 **A new owner** sends nothing until each consumer that may hold messages of an earlier owner has come back and said what
-it holds, or must have stopped (promise 2). A consumer that comes back names the positions that it holds, and not their
+it holds, or must have stopped (promise 2). A consumer that comes back names the positions that it holds, but not their
 keys. Until those messages are read again the new owner does not know their hashes: the ring may have changed, and an
 earlier message of the same key would go to another consumer. So it first asks the topic for their hashes, and sends
 nothing until the topic has answered. It cannot wait until the messages are read again, because reading stops when
@@ -35,13 +35,13 @@ LIVENESS_MS = 5_000
 """Pulsar's connectionLivenessCheckTimeoutMillis."""
 RETRY_FIRST, RETRY_MOST = 50, 2_000
 AT_ONCE = 256
-"""So many consumers leave in one change. A subscription with no more does not gather them."""
+"""The number of consumers that leave in one change. A subscription with no more does not gather them."""
 LOOKS = 4
-"""So often in the time of a lease is looked whether what waits moves, and which keys are held."""
+"""How often in the time of a lease to check whether waiting messages move, and which keys are held."""
 
 
 class Ending(NamedTuple):
-    """A session that is over, why, and whether its place may be kept."""
+    """The end of a session: its reason, and whether the place may be kept."""
 
     session: Session
     reason: str
@@ -59,13 +59,13 @@ class Leases:
         self._membership, self._sessions, self._core = context.membership, context.sessions, context.core
         self._wakeups, self._ownership = context.wakeups, context.ownership
         self._waited_for = Signal()
-        """A lease is waited for that was not before."""
+        """Set when there is another lease to wait for."""
         self._short = max(self._membership.trust_ms // 2, 1)
         self._looked = 0
         self._ending: dict[int, tuple[Ending, Signal]] = {}
-        """Those that end in one of the next turns, by number, each with what is set then."""
+        """The sessions that end in one of the next turns, by number, each with the signal that is set then."""
         self._was_idle = False
-        """There was nothing that could be sent when that was looked at last."""
+        """Whether the last look found no message that could be sent."""
         self.unidentified: dict[int, str] = {}
 
     async def run(self, look: Callable[[], None]) -> None:
@@ -87,7 +87,7 @@ class Leases:
                 rest = self._rest(idle=self._look(look))
 
     async def end_expired(self, now: int) -> None:
-        """End the sessions whose leases are over. One that is renewed before its turn goes on."""
+        """End the sessions whose leases are over. A session that is renewed before its turn goes on."""
         while True:
             overdue = [member.session for member in self._membership.overdue(LeaseState.ATTACHED, now)]
             sessions = [self._sessions.find(number) for number in overdue[:AT_ONCE]]
@@ -97,8 +97,9 @@ class Leases:
             await self._ports.clock.sleep(0)
 
     def _rest_longer(self, look: Callable[[], None]) -> int:
-        """How long (ms) there still is nothing to end; 0: there is. What else there is to do takes no task: thousands
-        of subscriptions may have something waiting, each with timers of its own.
+        """Return how long (ms) there still is no session to end; 0: there is one.
+
+        Other work takes no task: thousands of subscriptions may have messages waiting, each with timers of its own.
         """
         if self._membership.next_end() <= self._ports.clock.monotonic():
             return 0
@@ -108,7 +109,7 @@ class Leases:
         return self._rest(idle=idle)
 
     def _look(self, look: Callable[[], None]) -> bool:
-        """Call `look` if it is time; once more when nothing waits any more. Returns whether that was."""
+        """Call `look` if it is time; once more when no message waits any more. Return whether it was time."""
         idle = self._core.idle()
         if idle and self._was_idle:
             return True
@@ -119,7 +120,7 @@ class Leases:
         return False
 
     def _rest(self, *, idle: bool) -> int:
-        """How long (ms) there is nothing to look at. A consumer that comes meanwhile has a whole lease."""
+        """Return how long (ms) there is nothing to look at. A consumer that comes meanwhile has a whole lease."""
         if not idle or not (end := self._membership.next_end()):
             return self._short
         return max(min(end - self._ports.clock.monotonic(), self._membership.lease_ms), self._short)
@@ -127,15 +128,14 @@ class Leases:
     # -- the living -----------------------------------------------------------------------------------------------
 
     def renew(self, session: Session) -> None:
-        """This consumer was heard or answered."""
+        """Renew the lease of a session whose consumer was heard or answered."""
         self._membership.renew(session.incarnation, self._ports.clock.monotonic())
 
     def heartbeat(self, number: int, turn: int, now: int) -> Beat:
-        """The process of this session's consumer lives, and its poll of that turn waits (0: none does). See
-        SessionOwner.
+        """Renew a session whose process lives. turn: of the poll that waits there, 0 for none. See SessionOwner.
 
-        No await lies between knowing that this is the owner and renewing. That a consumer's process lives does not mean
-        that the consumer asks for messages: a place that others want is not kept by this (`silent`).
+        No await lies between knowing that this is the owner and renewing. A living process need not ask for messages: a
+        heartbeat does not keep a place that others want (`silent`).
         """
         session = self._sessions.find(number)
         if session is None or self._ownership.ended():
@@ -154,14 +154,14 @@ class Leases:
     # -- ends -----------------------------------------------------------------------------------------------------
 
     def end(self, session: Session, reason: str, *, dismissed: bool = False, keep_place: bool = True) -> None:
-        """The consumer is out: its messages go to the others, or wait for it (`grace`).
+        """End a session: its messages go to the others, or wait for the consumer (`grace`).
 
-        dismissed: it does not know, and stays a member. keep_place False: it is gone for good.
+        dismissed: the consumer does not know, and stays a member. keep_place False: it will not come back.
         """
         self._end_all([Ending(session, reason, keep_place)], dismissed=dismissed)
 
     async def end_in_turn(self, session: Session, reason: str, *, keep_place: bool = True) -> None:
-        """The same, together with all others that end now; returns when that is done."""
+        """End a session as `end` does, together with all others that end now; returns when that is done."""
         if len(self._sessions) <= AT_ONCE:
             self.end(session, reason, keep_place=keep_place)
             return
@@ -194,8 +194,10 @@ class Leases:
         self._changed()
 
     def _late_copies(self, sessions: Iterable[Session]) -> set[int]:
-        """Numbers of those that never polled while another session has their name and a place: their consumers had
-        ended before these came. Who has handed the place over to such a one has none.
+        """Return the numbers of sessions that come from late copies of a request: their consumers had ended before.
+
+        Such a session never polled, and another session has its name and a place. A session that handed its place over
+        has none, so it does not count as that other session.
         """
         unheard = [session for session in sessions if session.turn == 0]
         if not (unheard and self._core.ring.keeps_places):
@@ -217,9 +219,9 @@ class Leases:
             self._forget_when_ended(member)
 
     async def silent(self, asked: Sequence[Session]) -> list[Session] | None:
-        """Ask these whether they live, by ending their long polls: a consumer that lives polls again at once.
+        """Ask sessions whether they live, by ending their long polls: a consumer that lives polls again at once.
 
-        Returns those who do not within LIVENESS_MS, without those whose sessions ended; None: one of them lives.
+        Return those that do not within LIVENESS_MS, without those whose sessions ended; None: one of them lives.
         """
         await self._store.be_certain()  # else no poll would be answered
         until = self._ports.clock.monotonic() + LIVENESS_MS
@@ -235,7 +237,7 @@ class Leases:
         return silent
 
     def retire(self, session: Session, *, succeeded: bool = False) -> None:
-        """It does not answer: it loses its place, and keeps its messages as long as its lease may last.
+        """Take the place of a consumer that does not answer; it keeps its messages as long as its lease may last.
 
         succeeded: another consumer takes its place over at once; until then the place stays as it is.
         """
@@ -249,7 +251,7 @@ class Leases:
         self._forget_when_ended(member)
 
     def forget_retired(self, members: Iterable[LeaseHolder]) -> None:
-        """These hold nothing any more: their messages go to the others."""
+        """Forget retired consumers whose leases are over: their messages go to the others."""
         leaving: dict[int, bool] = {}
         for member in members:
             self._membership.leave(member.incarnation)
@@ -284,19 +286,19 @@ class Leases:
     # -- consumers of an earlier owner ----------------------------------------------------------------------------
 
     def expect_members(self) -> None:
-        """Send nothing before everybody of the record has come back, must have stopped, or has ended."""
+        """Send nothing before every member of the record has come back, must have stopped, or has ended."""
         self._membership.start(self._ports.clock.monotonic())
         for member in self._membership.all(LeaseState.AWAITED):
             self._forget_when_ended(member)
 
     def awaited(self) -> list[LeaseHolder]:
-        """Members of an earlier owner that have not come back and may still be alive."""
+        """Return the members of an earlier owner that have not come back and may still be alive."""
         if self._membership.forget_overdue(self._ports.clock.monotonic()):
             self._store.dirty()
         return self._membership.all(LeaseState.AWAITED)
 
     def settled(self) -> bool:
-        """Whether no consumer is awaited, and the messages of those that came back are known."""
+        """Return whether no consumer is awaited, and the messages of those that came back are known."""
         return not (self.awaited() or self.unidentified)
 
     def identify(self, session: Session) -> None:
@@ -306,7 +308,7 @@ class Leases:
             self._ports.spawn(self._identify(session), "identify")
 
     async def _identify(self, session: Session) -> None:
-        """Only an answer, or the end of the session, opens dispatch again: with anything else the keys stay unknown."""
+        """Ask until there is an answer, or the session is over: with anything else the keys stay unknown."""
         found = await self._row_index(session)
         if self._sessions.is_open(session):
             self._core.bring(session.number, found.positions, found.hashes)
@@ -314,7 +316,7 @@ class Leases:
         self._wakeups.route.set()
 
     async def _row_index(self, session: Session) -> RowIndex:
-        """Index columns of its unread messages; waits for the topic as long as the session is open."""
+        """Return the index columns of the session's unread messages; wait for the topic while the session is open."""
         wait = Backoff(self._ports, RETRY_FIRST, RETRY_MOST)
         while self._sessions.is_open(session) and len(unread := self._core.claims_of(session.number)):
             try:

@@ -10,18 +10,18 @@ that the process has at another one (`process_sessions`, `actors.consumer.heartb
 this:
 
 1. The owner renews its side when it answers, and only while it is certain: no await lies between knowing that and
-   renewing. Certainty is one for all owners of a process (`actors.ownership.ownership_proof`), and is as good as each
-   one's own.
+   renewing. All owners of a process share one proof (`actors.ownership.ownership_proof`), which is as good as a proof
+   for each.
 2. The consumer renews its side from the moment at which it *sent* what was answered. So the owner's side, which counts
-   from a later moment, never ends first, whichever of the two was frozen meanwhile and however late the answer is.
+   from a later moment, never ends first, even if one of the two was frozen meanwhile or the answer is late.
 3. An answer counts for the session and the owner that were asked for. A consumer that has come back to a newer owner
-   has a lease of that one alone: what an earlier one, or an earlier connection, still answers is of no use to it.
-4. What is not heard renews nothing. Where requests arrive and answers do not, the consumer stops by itself; the owner,
-   which goes on hearing of it, keeps its messages until it attaches anew. Where heartbeats are late for all, each
-   renews from when it was sent, and what ends meanwhile ends on the consumer's side first.
+   has a lease of that one alone: a late answer of an earlier owner, or on an earlier connection, does not renew it.
+4. A lost message renews nothing. Where requests arrive and answers do not, the consumer stops by itself; the owner,
+   which still hears the consumer, keeps its messages until it attaches again. Where heartbeats are late for all, each
+   renews from when it was sent, and a lease that ends meanwhile ends on the consumer's side first.
 
-A message may be long on its way to a consumer whose lease heartbeats renew. It was sent within the session, and whoever
-sent it holds it to be there; so it may be taken as long as the session lasts, and not at all afterwards.
+A message may be long on its way to a consumer whose lease heartbeats renew. It was sent within the session, and its
+sender counts it as held there. So the consumer may take it as long as the session lasts, and not afterwards.
 
 A member is in one of these states:
 
@@ -51,7 +51,7 @@ from sluice.actors.consumer.lease import NEVER
 from sluice.storage.errors import InvariantViolation
 
 REMEMBERED_ENDED = 10_000
-"""So many incarnations whose sessions ended are remembered, to know late copies of their first requests."""
+"""The number of ended incarnations that are remembered, to know late copies of their first requests."""
 
 
 class LeaseState(Enum):
@@ -64,24 +64,26 @@ class LeaseState(Enum):
 
 
 def trust_of(lease_ms: int) -> int:
-    """How long (ms) after its last proof an owner extends leases without a new one."""
+    """Return how long (ms) after its last proof an owner extends leases without a new one."""
     return lease_ms // 4
 
 
 def base_of(incarnation: str) -> str:
-    """The part of an incarnation that all lives of one consumer share."""
+    """Return the part of an incarnation that all lives of one consumer share."""
     return incarnation.rpartition(".")[0] or incarnation
 
 
 def life_of(incarnation: str) -> int:
-    """Which life it is, from 0."""
+    """Return the number of a life, from 0."""
     life = incarnation.rpartition(".")[2]
     return int(life) if life.isdecimal() else 0
 
 
 @dataclass(slots=True)
 class LeaseHolder:
-    """One consumer. process: where it runs, empty if that is not known. lease: ms that it may outlast its owner."""
+    """A consumer that may hold messages. process: its process, empty if unknown. lease: ms that it may outlast its
+    owner.
+    """
 
     incarnation: str
     name: str
@@ -90,31 +92,32 @@ class LeaseHolder:
     state: LeaseState
     dismissed: bool = False
     session: int = 0
-    """The number of its session, also of one that it lost with its place; 0 = none under this owner."""
+    """The number of the session, also of one that the consumer lost with its place; 0 = none under this owner."""
     until: int = 0
-    """When its lease is over; of no meaning while it joins."""
+    """When the lease is over; without meaning while the consumer joins."""
 
     def row(self) -> bytes:
-        """The row in the record, a msgpack map."""
+        """Return the row in the record, a msgpack map."""
         row = {"name": self.name, "incarnation": self.incarnation, "process": self.process, "lease": self.lease}
         return msgspec.msgpack.encode({**row, "dismissed": True} if self.dismissed else row)
 
 
 class Membership:
-    """The members of one subscription on one partition, under one owner. rows: of the record; all are awaited."""
+    """The members of one subscription on one partition, under one owner. rows: from the record; all are awaited."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = (), *, lease_ms: int) -> None:
         self.lease_ms = lease_ms
         self.trust_ms = trust_of(lease_ms)
         self._members: dict[str, LeaseHolder] = {}
         self._rows: dict[str, bytes] = {}
-        """Their rows, made once: a record of a thousand consumers is written with each that comes. Invariant: every
-        member has one, because a next owner waits for nobody else.
+        """The rows of the record, made once: a record of a thousand consumers is written with each that comes.
+
+        Invariant: every member has one, because a next owner waits only for members with a row.
         """
         self._in_state = dict.fromkeys(LeaseState, 0)
         """Invariant: how many of the members are in each state."""
         self._lives: dict[str, dict[str, None]] = {}
-        """The incarnations among them, by what all lives of one consumer share."""
+        """The incarnations of the members, by the part that all lives of one consumer share."""
         self._ended: dict[str, None] = {}
         for row in rows:
             lease = int(row.get("lease", lease_ms + self.trust_ms))
@@ -152,12 +155,12 @@ class Membership:
         member.state = state
 
     def _dismiss(self, member: LeaseHolder) -> None:
-        """The consumer must begin a new life."""
+        """Note that the consumer must begin a new life."""
         member.dismissed = True
         self._rows[member.incarnation] = member.row()
 
     def start(self, now: int) -> None:
-        """The record is this owner's. From now on no session that an earlier owner extends can outlast the waiting."""
+        """Begin to wait: no session that an earlier owner extends can outlast the leases as counted from now."""
         for member in self.all(LeaseState.AWAITED):
             member.until = now + member.lease
 
@@ -170,18 +173,19 @@ class Membership:
             raise InvariantViolation(f"{len(self._members)} members have {len(self._rows)} rows, {self._in_state}")
 
     def rows(self) -> msgspec.Raw:
-        """All of them, for the record: a msgpack array."""
+        """Return the rows of all members, for the record: a msgpack array."""
         return msgspec.Raw(msgpack.Packer().pack_array_header(len(self._rows)) + b"".join(self._rows.values()))
 
     def all(self, state: LeaseState) -> list[LeaseHolder]:
-        """The members in a state, oldest first."""
+        """Return the members in a state, oldest first."""
         if not self._in_state[state]:
             return []
         return [member for member in self._members.values() if member.state is state]
 
     def next_end(self) -> int:
-        """When the first lease is over, if no member's is renewed; 0 while the end of one is waited for, NEVER if there
-        are none.
+        """Return when the first lease is over, if no member's is renewed.
+
+        0 while the end of one is waited for, NEVER if there are no members.
         """
         first = NEVER
         for member in self._members.values():
@@ -192,30 +196,30 @@ class Membership:
         return first
 
     def awaits(self, base: str) -> bool:
-        """Whether a consumer may be alive that has not come back to this owner; `base`: see `base_of`."""
+        """Return whether a consumer may be alive that has not come back to this owner; `base`: see `base_of`."""
         return any(base_of(member.incarnation) == base for member in self.all(LeaseState.AWAITED))
 
     def holder(self, session: int) -> LeaseHolder | None:
-        """Who has, or had, the session of that number."""
+        """Return the member that has, or had, the session of that number."""
         return next((member for member in self._members.values() if member.session == session), None)
 
     def get(self, incarnation: str) -> LeaseHolder | None:
-        """The member of that incarnation."""
+        """Return the member of that incarnation."""
         return self._members.get(incarnation)
 
     # -- coming ---------------------------------------------------------------------------------------------------
 
     def session(self, incarnation: str) -> int:
-        """The number of its session, 0 if it has none."""
+        """Return the number of the incarnation's session, 0 if it has none."""
         member = self._members.get(incarnation)
         return member.session if member is not None and member.state is LeaseState.ATTACHED else 0
 
     def is_void(self, incarnation: str, *, holds: bool) -> bool:
-        """Whether a consumer without a session must begin another life.
+        """Return whether a consumer without a session must begin another life.
 
-        It had a session here or was dismissed, which counts with empty hands too: this may be a late copy of its first
-        request, and a session for it would own hashes for a lease although nobody is there. Or others have what it
-        holds.
+        It must if it had a session here or was dismissed, even if it holds nothing: the request may be a late copy of
+        its first one, and then a session would own hashes for a lease without a consumer. It also must if other
+        consumers have the messages that it holds.
         """
         if incarnation in self._ended:
             return True
@@ -223,7 +227,7 @@ class Membership:
         return holds if member is None else member.dismissed
 
     def admit(self, incarnation: str, name: str, process: str) -> bool:
-        """It wants to join; True if the record must name it before it does."""
+        """Let an incarnation join; True if the record must name it before it does."""
         if incarnation in self._members:
             return False
         lease = self.lease_ms + self.trust_ms
@@ -231,13 +235,16 @@ class Membership:
         return True
 
     def refuse(self, incarnation: str) -> None:
-        """It may not join. One that is awaited may still hold something, and stays."""
+        """Forget an incarnation that may not join. An awaited one may still hold messages, and stays."""
         member = self._members.get(incarnation)
         if member is not None and member.state is LeaseState.JOINING:
             self._remove(incarnation)
 
     def attach(self, incarnation: str, session: int, now: int) -> bool:
-        """It has a session; True if nobody waits for one of its earlier lives any more, which the record may forget."""
+        """Note the session of an incarnation, and stop waiting for its earlier lives.
+
+        True if one of them was awaited: the record may forget it.
+        """
         member = self._members[incarnation]
         self._move(member, LeaseState.ATTACHED)
         member.session, member.until = session, now + self.lease_ms
@@ -247,7 +254,7 @@ class Membership:
         return bool(earlier)
 
     def retired_lives(self, incarnation: str) -> list[LeaseHolder]:
-        """Its earlier lives that lost their place, which it now acknowledges."""
+        """Return the earlier lives that lost their place, and whose end this incarnation acknowledges."""
         return [member for member in self._lives_before(incarnation) if member.state is LeaseState.RETIRED]
 
     def _lives_before(self, incarnation: str) -> list[LeaseHolder]:
@@ -257,7 +264,7 @@ class Membership:
         return [self._members[life] for life in lives if life != incarnation]
 
     def renew(self, incarnation: str, now: int) -> None:
-        """It was heard or answered."""
+        """Renew the lease of an incarnation that was heard or answered."""
         member = self._members.get(incarnation)
         if member is not None and member.state is LeaseState.ATTACHED:
             member.until = now + self.lease_ms
@@ -265,7 +272,7 @@ class Membership:
     # -- going ----------------------------------------------------------------------------------------------------
 
     def leave(self, incarnation: str) -> None:
-        """It holds nothing any more."""
+        """Forget an incarnation that holds no messages any more."""
         member = self._remove(incarnation)
         if member is not None and member.session:
             self._remember(incarnation)
@@ -276,7 +283,7 @@ class Membership:
             del self._ended[next(iter(self._ended))]
 
     def retire(self, incarnation: str) -> LeaseHolder:
-        """It does not answer and loses its place, but keeps its messages."""
+        """Retire an incarnation that does not answer: it loses its place, but keeps its messages."""
         member = self._members[incarnation]
         self._move(member, LeaseState.RETIRED)
         self._dismiss(member)
@@ -285,7 +292,8 @@ class Membership:
     def dismiss(self) -> None:
         """End every session, also those of members that have not come back yet.
 
-        They may work on what they hold until they are told, or their leases end: until then nothing is sent.
+        The consumers may work on their messages until they learn of it, or their leases end: until then nothing is
+        sent.
         """
         for member in self._members.values():
             if member.state is not LeaseState.JOINING:
@@ -296,7 +304,7 @@ class Membership:
                 member.session = 0
 
     def ended(self, incarnation: str) -> LeaseHolder | None:
-        """Its process has ended; returns the member if its lease was waited for, which is over."""
+        """Forget an incarnation whose process has ended. Return the member if its lease was waited for."""
         member = self._members.get(incarnation)
         if member is None or member.state not in (LeaseState.AWAITED, LeaseState.RETIRED):
             return None
@@ -304,7 +312,7 @@ class Membership:
         return member
 
     def overdue(self, state: LeaseState, now: int) -> list[LeaseHolder]:
-        """Members in a state whose leases are over."""
+        """Return the members in a state whose leases are over."""
         return [member for member in self.all(state) if member.until <= now]
 
     def forget_overdue(self, now: int) -> bool:

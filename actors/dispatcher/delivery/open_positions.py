@@ -64,7 +64,7 @@ class OpenPositions:
         self._reader.read_again(lost)
 
     def _unknown(self, positions: Positions) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which of these (ascending) are open and in no table, bool (n,)."""
+        """Return which of these positions (ascending) are open and in no table, bool (n,)."""
         return ~(
             self._cursor.is_acknowledged(positions) | self._core.holds(positions) | self._tracker.contains(positions)
         )

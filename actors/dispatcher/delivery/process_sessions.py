@@ -1,12 +1,13 @@
-"""The sessions at all dispatchers of one process, many of which one heartbeat renews.
+"""The sessions at all dispatchers of one process; one heartbeat renews many of them.
 
-A heartbeat comes from a process with consumers and goes to one dispatcher of a process, for all. To renew a session by
-it is what an answer to a poll does: the argument, and its conditions, are those of `membership` and `store`. The owner
-must be certain, at the moment at which it renews, that it has not been replaced; the consumer counts from the moment
-at which it sent the heartbeat, and only for the session and the owner that it asked for (`actors.consumer.heartbeats`).
+A heartbeat comes from a process with consumers and goes to one dispatcher of a process, for all dispatchers there. A
+heartbeat renews a session as an answer to a poll does: the argument, and its conditions, are those of `membership` and
+`store`. The owner must be certain, at the moment at which it renews, that it has not been replaced. The consumer counts
+from the moment at which it sent the heartbeat, and only for the session and the owner that it asked for
+(`actors.consumer.heartbeats`).
 
-A roster shortens what is said and not what is looked at: both sides know what stands in it, which never changes but for
-what is struck off, and each session in it is asked for as if the heartbeat had named it.
+A roster shortens the heartbeat, not the work: both sides know the sessions in it, which never change except that some
+are struck off. Each session in it is asked for as if the heartbeat had named it.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from sluice.actors.ports import Address, Ports
 from sluice.storage.errors import SluiceError
 
 PROOF_MS = 200
-"""Heartbeats of several processes make do with one look at what proves this one's ownership, if it is no older."""
+"""The age (ms) up to which heartbeats of several processes share one proof of this process's ownership."""
 FORGET_MS = 60_000
-"""A roster that is not asked for so long is forgotten: its process has ended, or names its sessions by themselves."""
+"""The time after which an unused roster is forgotten: its process has ended, or names its sessions one by one."""
 MOST_ROSTERS = 10_000
-"""With more of them those that were not asked for the longest are forgotten."""
+"""The most rosters that are kept; the ones that were unused for the longest time are forgotten first."""
 
 Asked = tuple[Address, int, int]
 """A dispatcher, the number of a session there, and the turn of the poll that waits, 0 if none does."""
 
 
 class Beat(Enum):
-    """What a heartbeat was for one session. UNASKED: it was renewed, but the poll does not wait here."""
+    """The result of a heartbeat for one session. UNASKED: it was renewed, but the poll does not wait here."""
 
     RENEWED = "renewed"
     REFUSED = "refused"
@@ -43,48 +44,49 @@ class SessionOwner(Protocol):
     """A dispatcher, as heartbeats see it."""
 
     def heartbeat(self, number: int, turn: int, now: int) -> Beat:
-        """Renew a session, unless it is over, or this dispatcher is not certain that it still is the owner. turn: of
-        the poll that should wait here for messages, 0 if none does. now: monotonic ms.
+        """Renew a session, unless it is over, or this dispatcher is not certain that it still is the owner.
+
+        turn: of the poll that should wait here for messages, 0 if none does. now: monotonic ms.
         """
 
 
 class _Roster:
-    """Sessions that go by one number. asked: monotonic ms at which they were asked for last."""
+    """A set of sessions that go by one number. asked: monotonic ms at which they were asked for last."""
 
     def __init__(self, sessions: Sequence[Asked | None], asked: int) -> None:
         self._sessions = list(sessions)
         self.asked = asked
 
     def ask(self, now: int, struck: Iterable[int]) -> None:
-        """All are asked for but these, from now on."""
+        """Ask for all sessions; those at the places in `struck` leave the roster for good."""
         self.asked = now
         for place in struck:
             if 0 <= place < len(self._sessions):
                 self._sessions[place] = None
 
     def from_place(self, first: int) -> Iterable[tuple[int, Asked]]:
-        """All that are left, with their places in a heartbeat where the first one has that place."""
+        """Return the sessions that are left, with their places in a heartbeat; `first`: the place of the first one."""
         return ((place, asked) for place, asked in enumerate(self._sessions, first) if asked is not None)
 
 
 class ProcessSessions:
-    """Every dispatcher of a process that serves; see `Ports.process`."""
+    """The dispatchers that serve in a process, by address; see `Ports.process`."""
 
     def __init__(self) -> None:
         self._owners: dict[Address, SessionOwner] = {}
         self._rosters: dict[int, _Roster] = {}
-        """In order of when they were asked for."""
+        """Invariant: in the order in which they were asked for."""
 
     def join(self, address: Address, owner: SessionOwner) -> None:
-        """This dispatcher serves from now on."""
+        """Note a dispatcher that serves from now on."""
         self._owners[address] = owner
 
     def leave(self, address: Address) -> None:
-        """It has ended."""
+        """Forget a dispatcher that has ended."""
         self._owners.pop(address, None)
 
     async def heartbeat(self, ports: Ports, request: Heartbeat) -> HeartbeatAnswer:
-        """See messages.Heartbeat. ports: of whoever was asked."""
+        """See messages.Heartbeat. ports: of the dispatcher that was asked."""
         try:
             await ports.process.of(OwnershipProof).prove(ports, PROOF_MS)
         except SluiceError as error:
@@ -119,11 +121,11 @@ class ProcessSessions:
                 answer.unasked.append(place)
 
     def _enlist(self, number: int, sessions: Sequence[Asked | None], now: int) -> None:
-        """A new roster."""
+        """Add a roster, and forget old ones."""
         self._rosters[number] = _Roster(sessions, now)
         while len(self._rosters) > MOST_ROSTERS or now - self._oldest().asked > FORGET_MS:
             del self._rosters[next(iter(self._rosters))]
 
     def _oldest(self) -> _Roster:
-        """Which was not asked for the longest; there is one."""
+        """Return the roster that was unused for the longest time; there is one."""
         return next(iter(self._rosters.values()))

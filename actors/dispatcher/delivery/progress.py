@@ -3,8 +3,8 @@
 A statement carries a mark-delete position that is durable here. It may only rise, with one exception: a seek back.
 Then the topic is told first, and its answer means that the lower mark is durable there and that nothing is being
 trimmed on the strength of the higher one; from the moment at which the seek begins no statement names a higher mark.
-A statement prepared before a seek and sent behind it would be as bad as none, so it is dropped. Behind the word that
-the subscription is gone nothing is said any more: the topic would keep everything for nobody.
+A statement that was prepared before a seek is dropped, as it would undo this. After the statement that the subscription
+is deleted there are no others: the topic would keep everything for a subscription that does not exist.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from sluice.actors.runtime.signal import Signal
 from sluice.storage.errors import Fenced, SluiceError, Unavailable
 
 SECURE_TIMEOUT = 3_000
-"""Whoever seeks waits for the answer, and can ask again."""
+"""The time (ms) for which a seek waits for the answer; the operator can ask again."""
 PROGRESS_MS = 1_000
 RETRY_MS = 50
 EXPIRE_MS, REST_MS = 5_000, 120_000
-"""A subscription that has nothing new to report looks so seldom whether messages are too old, or the topic has a new
-owner; one that has everything and was told of is woken when either may be, and looks as seldom as the second says.
+"""The time (ms) between two looks whether messages are too old, or the topic has a new owner. The second is for a
+subscription that has every message and reported it; that one is also woken when either may be so.
 """
 
 _EPOCH_SHIFT = 32
 
 
 def epoch_of(number: int) -> int:
-    """The epoch of the owner that made the statement of this number."""
+    """Return the epoch of the owner that made the statement of this number."""
     return number >> _EPOCH_SHIFT
 
 
 class ProgressReporter:
-    """Tells the owner of the topic how far its subscription has come."""
+    """A task that tells the owner of the topic how far its subscription has come."""
 
     def __init__(
         self, ports: Ports, topic: TopicClient, identity: PartitionSubscription, epoch: int, state: SubscriptionState
@@ -52,8 +52,9 @@ class ProgressReporter:
         self._limits: list[int] = []
 
     def statement(self, mark_delete: int | None = None, *, gone: bool = False, firm: bool = False) -> Progress:
-        """The next statement of how far this subscription is; numbered, so that a late one is recognised. Raises
-        Unavailable behind the word that it is gone.
+        """Return the next statement of how far this subscription is; numbered, so that a late one is recognised.
+
+        Raises Unavailable after the statement that it is deleted.
         """
         if self._gone and not gone:
             raise Unavailable(f"subscription {self._identity.subscription!r} is being deleted")
@@ -78,16 +79,18 @@ class ProgressReporter:
                 await self._ports.clock.sleep(RETRY_MS)
 
     def schedule(self) -> None:
-        """More is done, messages have come, or the topic has another owner: see soon whether there is something to do;
-        more of it may come.
+        """Look soon whether there is something to do; several calls cost one look.
+
+        Call this when more is done, messages have come, or the topic has another owner.
         """
         if not self._expected:
             self._expected = True
             self._ports.clock.timer(PROGRESS_MS, self._news.set)
 
     async def run(self, store: CursorStore, expire: Callable[[], Awaitable[None]], has_all: Callable[[], bool]) -> None:
-        """Report to the topic whenever this subscription has advanced, and to every new owner of it; then let old
-        messages expire. has_all: whether all messages are done, as far as anybody knows.
+        """Report to the topic when this subscription has advanced, and to each new owner; then let old messages expire.
+
+        has_all: whether all messages are done, as far as this dispatcher knows.
         """
         logged, rest = "", PROGRESS_MS
         store.on_saved(self.schedule)
@@ -111,19 +114,19 @@ class ProgressReporter:
                     self._ports.log("progress_waits", error=logged)
 
     def _durable(self, store: CursorStore) -> int:
-        """How far all is done, as far as that is durable; what is not will be, and is reported then."""
+        """Return how far all is done durably; the rest is made durable, and reported then."""
         reached = self._state.cursor.mark_delete
         if store.mark_delete < reached and store.settled:
             store.dirty(gather=True)
         return min(reached, store.mark_delete)
 
     def _rest_longer(self, has_all: Callable[[], bool]) -> int:
-        """Milliseconds for which there is still nothing to do; 0: there is. So many that are not used wake no task."""
+        """Return ms for which there is still nothing to do, 0 if there is. An unused subscription wakes no task."""
         now = self._topic.known_owner(), self._state.cursor.mark_delete
         return REST_MS if has_all() and self._reported == now else 0
 
     def reported(self) -> bool:
-        """Whether the topic knows how far this subscription is."""
+        """Return whether the topic knows how far this subscription is."""
         return self._reported[1] == self._state.cursor.mark_delete
 
     async def _send(self, address: Address, reached: int) -> None:
@@ -140,7 +143,7 @@ class ProgressReporter:
 
     @contextlib.contextmanager
     def seeking(self, target: int) -> Iterator[None]:
-        """Within the block no statement says that more is done than what lies before `target`."""
+        """Let no statement within the block say that more is done than the messages before `target`."""
         self._seeks += 1
         self._limits.append(target - 1)
         try:
@@ -153,7 +156,7 @@ class ProgressReporter:
     async def secure(self, target: int) -> int:
         """Let the topic keep everything from `target` on; returns its oldest kept position, or `target`.
 
-        To be called within `seeking`. Raises Unavailable or Fenced if the topic did not confirm it.
+        Call this within `seeking`. Raises Unavailable or Fenced if the topic did not confirm it.
         """
         if target > self._state.cursor.mark_delete:
             return target

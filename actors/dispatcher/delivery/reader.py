@@ -1,9 +1,9 @@
 """The read slot of a dispatcher: at most one forward read is outstanding, and it has an identity (KS-42, KS-66).
 
 A read belongs to a generation. A seek, or anything else that moves the read position, starts a new generation; the
-answer to a read of an older one is dropped, and nobody waits for it: at the end of a topic that wait is long. The
-reader sees index columns only: rows that are done are masked out, rows that are not due go to the delayed tracker, the
-rest goes to the decision core.
+answer to a read of an older one is dropped, and the reader does not wait for it: at the end of a topic that wait is
+long. The reader sees index columns only: rows that are done are masked out, rows that are not due go to the delayed
+tracker, the rest goes to the decision core.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from sluice.storage.format.position import Positions, entry_of, ledger_of, posit
 
 LOOK_TIMEOUT = 1_000
 READ_WAIT, MOST_READ_WAIT, GROWTH = 2_000, 30_000, 2
-"""Milliseconds that a read waits at the end of the topic: while nothing comes, so many times as long each time."""
+"""Milliseconds that a read waits at the end of the topic: at first, at most, and the factor while nothing comes."""
 READ_WAIT_HERE, READ_WAIT_UNUSED = 300_000, 120_000
-"""The same where the topic's owner is in this process, from where no answer is lost. A topic that nobody uses any more
-is closed when the last read that waits there has ended, and not before: so without consumers it is not so long.
+"""The same where the topic's owner is in this process, from where no answer is lost. The second is the wait without
+consumers. It is shorter, because a topic that nobody uses is closed only when the last read there has ended.
 """
 INDEX_PATIENCE = 2_000
 """Milliseconds that the first read waits for the delayed index; without it more is read, but nothing is wrong."""
 SOON_MS = 10_000
-"""A run is kept for messages that are due within so many milliseconds; for later ones the consumer asks the topic."""
+"""The time (ms) within which messages must be due so that their run is kept; later, the consumer asks the topic."""
 RETRY_FIRST, RETRY_MOST = 5, 500
 
 
 class BacklogReader:
-    """Feeds the core from the log."""
+    """The reader that feeds the core from the log."""
 
     def __init__(self, context: SubscriptionContext, ack_handler: AckHandler, hot_keys: HotKeys) -> None:
         self._ports, self._topic, self._sessions = context.ports, context.topic, context.sessions
@@ -52,14 +52,14 @@ class BacklogReader:
         self.problem = ""
         """Why the last read was refused; empty if it was not."""
         self.position = self._cursor.mark_delete + 1
-        """Messages from here on were not read forward. Invariant: only `move` lowers it."""
+        """The first position that was not read forward. Invariant: only `move` lowers it."""
         self.end = -1
         self.end_known = False
         self.over = False
-        """The topic was terminated, and everything in it was read."""
+        """Whether the topic was terminated, and everything in it was read."""
         self.reading, self._wait = False, READ_WAIT
         self.generation = self._holds = 0
-        """Invariant: the answer to a read counts only in the generation in which it was asked, while nobody holds."""
+        """Invariant: the answer to a read counts only in the generation in which it was asked, and not while held."""
         if context.end is not None:
             self._reaches(context.end)
         self._log = context.log
@@ -67,7 +67,7 @@ class BacklogReader:
         self.index_ready = Signal()
         self._rescans: list[tuple[int, int]] = []
         self._lost = NO_POSITIONS
-        """Messages, ascending, that are wanted again whether or not they were delayed."""
+        """The messages, ascending, to read again whether or not they were delayed."""
 
     def move(self, to: int) -> None:
         """Read on from another position (start, seek, skip); a read under way becomes void."""
@@ -87,13 +87,13 @@ class BacklogReader:
             self._wakeups.read.set()
 
     def _begin_anew(self) -> None:
-        """A read under way becomes void."""
+        """Void a read that is under way."""
         self.generation += 1
         self._log.begin_anew()
         self._asking.end()
 
     async def restore_index(self) -> None:
-        """Wait for the delayed index to be restored; an object store that is away holds up nobody else."""
+        """Wait for the delayed index to be restored; only this subscription waits for an object store that is away."""
         await self._tracker.recovered()
         self._tracker.trim(self._cursor.mark_delete)
         if self._tracker.count():  # what was cancelled is in the buckets that were written before
@@ -126,7 +126,7 @@ class BacklogReader:
             await wait.pause()
 
     def _room(self) -> int:
-        """Messages that may be read now: none while held, or while the delayed index cannot keep up."""
+        """Return how many messages may be read now: none while held, or while the delayed index cannot keep up."""
         if not self._sessions.any() or self._holds:
             return 0
         if self._tracker.pause_reads(self._ports.clock.now()):
@@ -135,9 +135,9 @@ class BacklogReader:
         return min(room, self._tracker.room()) if room > 0 else room
 
     async def _attempt(self, read: Callable[[], Awaitable[bool]]) -> bool:
-        """One read; False without an answer, so that the next try waits.
+        """Read once; False without an answer, so that the next try waits.
 
-        Whatever it is refused with, another one follows: nobody else would ask for it (KS-66).
+        After any refusal another read follows: no other part would ask for it (KS-66).
         """
         generation = self.generation
         try:
@@ -161,7 +161,7 @@ class BacklogReader:
         self._wakeups.read.set()
 
     def look_for_lost(self) -> None:
-        """The delayed index changed: what it lost is read from the log again at once."""
+        """Read the lost parts of the delayed index from the log again at once: the index has changed."""
         if lost := self._tracker.take_rescans():
             self._rescans += lost
             self.stop_waiting()
@@ -173,7 +173,7 @@ class BacklogReader:
         self.stop_waiting()
 
     def reads_again(self, position: int | None = None) -> bool:
-        """Whether a part of the delayed index was lost and is to be read again: one with this position, or any."""
+        """Return whether a lost part of the delayed index is to be read again: one with this position, or any."""
         lost = [(first, min(last, self.position - 1)) for first, last in self._rescans]
         return any(first <= last and (position is None or first <= position <= last) for first, last in lost)
 
@@ -183,9 +183,9 @@ class BacklogReader:
         return await (self._rescan(room) if self._rescans else self._read(room))
 
     async def _rescan(self, room: int) -> bool:
-        """Read again what a lost part of the delayed index stood for, a piece at a time; the log is the truth.
+        """Read the messages of a lost part of the delayed index again, a piece at a time; the log is the truth.
 
-        Only what was read before counts here: the rest comes with the forward reads.
+        Only messages that were read before count here: the others come with the forward reads.
         """
         first, last = self._rescans[0]
         last = min(last, self.position - 1)
@@ -222,7 +222,7 @@ class BacklogReader:
         self._core.due(positions[~later], hashes[~later], now=now)
 
     async def _read(self, room: int) -> bool:
-        """Read forward, and wait for what comes at the end of the topic."""
+        """Read forward, and wait for messages at the end of the topic."""
         generation = self.generation
         start = self._next()
         compacted = self._sessions.read_compacted
@@ -241,7 +241,7 @@ class BacklogReader:
         return True
 
     def _next(self) -> int:
-        """Where something may be that is neither done nor delayed: whole stretches are never read (discontinuous)."""
+        """Return the next position that may be neither done nor delayed: whole stretches are never read."""
         at = self._cursor.next_unacknowledged(max(self.position, 0))
         while self.end >= at and not self._core.holds_keys:
             beyond = self._tracker.next_untracked(at, self.end + 1)
@@ -282,7 +282,7 @@ class BacklogReader:
         self._wakeups.route.set()
 
     def _begins_at(self, first: int, start: int) -> None:
-        """The topic holds nothing between `start`, up to where it was read, and the ledger `first`."""
+        """Note that the topic holds nothing between `start`, up to where it was read, and the ledger `first`."""
         # An answer names every ledger from the asked position on. If the asked one is not among them, it is gone, or
         # never held more than was read of it. What lies in ledgers before it may still be held by a consumer.
         if first > ledger_of(start):
@@ -292,8 +292,9 @@ class BacklogReader:
                 self._cursor.trimmed(start, first)
 
     async def _sweep(self) -> bool:
-        """The first consumers that want a compacted log have come. What was read before, is not in that log and is held
-        by nobody counts as done. Nothing is sent before that.
+        """Mark as done what was read before, is not in the compacted log and is held by no consumer.
+
+        This is for the first consumers that want a compacted log; nothing is sent before it is done.
         """
         generation, at = self.generation, max(self._cursor.mark_delete + 1, 0)
         while at < self.position:
@@ -312,8 +313,9 @@ class BacklogReader:
         return True
 
     def _pass_over(self, reply: IndexRead, start: int) -> list[tuple[int, int, int]]:
-        """What a compacted log does not have between the asked position and where to go on is done; returns these
-        stretches: ledger, first entry, last entry.
+        """Mark as done what compaction removed between the asked position and where to go on.
+
+        Return these stretches: ledger, first entry, last entry.
         """
         self._log.go_on_from(reply)
         home, passed = ledger_of(reply.resume), list(reply.ended)
@@ -328,7 +330,7 @@ class BacklogReader:
         return stretches
 
     async def refresh_end(self) -> bool:
-        """Ask where the topic ends now; False, and nothing is known anew, if it does not answer."""
+        """Ask where the topic ends now; False if it does not answer, and then nothing changes."""
         with contextlib.suppress(Unavailable, Fenced, NotFound):
             ends = await self._topic.ask(ReadEnds(), LOOK_TIMEOUT)
             self._begins_at(ledger_of(max(ends.first, 0)), self._next())
@@ -338,26 +340,26 @@ class BacklogReader:
         return False
 
     async def know_end(self) -> None:
-        """Look where the topic ends, unless this waits there: then it hears of it, and of every ledger on the way."""
+        """Ask where the topic ends, unless a read waits there: then the end and every ledger on the way are known."""
         if not self.reading or not self.end_known or self.position <= self.end:
             await self.refresh_end()
 
     @property
     def at_end(self) -> bool:
-        """Whether everything was read, as far as anybody knows."""
+        """Whether everything was read, as far as this dispatcher knows."""
         return self.end_known and self.position > self.end
 
     def has_all(self) -> bool:
-        """Whether everything is done, and what comes next is waited for."""
+        """Return whether everything is done, and a read waits for more."""
         return self.reading and self.end_known and self._cursor.mark_delete >= self.end and self._core.idle()
 
     @property
     def reach(self) -> int:
-        """The end of the topic as far as it is known, else where it was read up to."""
+        """The end of the topic as far as it is known, else the position up to which it was read."""
         return self.end if self.end >= 0 else self.position - 1
 
     def _reaches(self, end: int) -> None:
-        """The topic reported its end: the position of the last confirmed message, -1 if there is none."""
+        """Note the end that the topic reported: the position of the last confirmed message, -1 if there is none."""
         self.end = max(self.end, end)
         self.end_known = True
 
@@ -398,20 +400,20 @@ class BacklogReader:
 
 
 def _kept_in(reply: IndexRead) -> Positions:
-    """The positions of all messages in an answer."""
+    """Return the positions of all messages in an answer."""
     kept = [_positions_in(run) for run in reply.runs]
     return np.concatenate(kept) if kept else np.empty(0, np.int64)
 
 
 def _positions_in(run: RunIndex) -> Positions:
-    """The positions of a run's messages; of a run that was compacted, those that are left."""
+    """Return the positions of a run's messages; of a run that was compacted, those that are left."""
     if not len(run.cut):
         return run_positions(run.ledger, run.first_entry, run.count)
     return positions_of(run.ledger, run.first_entry + run.cut.astype(np.int64))
 
 
 def _first_ledger(reply: IndexRead) -> int:
-    """The first ledger that an answer names; 0 if there is none."""
+    """Return the first ledger that an answer names; 0 if there is none."""
     named = [reply.runs[0].ledger] if reply.runs else []
     named += [ledger for ledger, _ in reply.ended[:1]]
     return min(named, default=ledger_of(max(reply.resume, 0)))

@@ -1,8 +1,8 @@
 """Messages come back unfinished: their delays and redelivery counts, which the next owner must know.
 
-Both are in the subscription's record, and a hand-back is answered when they are: whoever was answered has been heard by
-every later owner too. What was not answered the consumer says again to the next owner, with the count that it saw, so
-that hearing it twice changes nothing.
+Both are in the subscription's record. A hand-back is answered when they are durable, so every later owner knows of an
+answered one. A consumer repeats an unanswered hand-back to the next owner, with the count that it saw, so that hearing
+it twice changes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sluice.storage.format.position import Positions
 
 
 class Redelivery:
-    """Takes back messages that consumers did not finish."""
+    """The part of a dispatcher that takes back messages which consumers did not finish."""
 
     def __init__(self, context: SubscriptionContext, ack_handler: AckHandler) -> None:
         self._core, self._cursor = context.core, context.cursor
@@ -67,7 +67,7 @@ class Redelivery:
 
 
 class RecordedRedeliveries:
-    """See `Recorded`: delays and redelivery counts. Logs it when they are more than the record takes."""
+    """The delays and redelivery counts; see `Recorded`. Logs when there are more than the record takes."""
 
     field = "redeliveries"
 
@@ -86,7 +86,7 @@ class RecordedRedeliveries:
 
 
 def _columns(positions: Positions, seen: npt.NDArray[np.uint8]) -> tuple[Positions, npt.NDArray[np.uint8] | None]:
-    """Positions ascending, each once, with their reported counts. Raises Invalid if the lengths do not match."""
+    """Return positions, ascending, each once, with their reported counts. Raises Invalid if the lengths differ."""
     if len(seen) and (len(seen) != len(positions) or seen.dtype != np.uint8):
         raise Invalid(f"{len(seen)} redelivery counts ({seen.dtype}) were sent for {len(positions)} messages")
     if len(positions) and not bool((positions[1:] > positions[:-1]).all()):

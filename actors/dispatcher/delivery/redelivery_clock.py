@@ -1,11 +1,13 @@
 """The clock by which messages that were given back wait: the wall clock, by which the record names their times.
 
 A delay is a length of time, and a wall clock can be set, or be wrong for a while. An owner that finds it set moves all
-times by as much as it leapt, so that what is left of each delay stays. The monotonic clock tells by how much that was.
+times by as much as the clock leapt, so that the rest of each delay stays the same. The monotonic clock shows how much
+that was.
 
 The next owner has another monotonic clock, and only the times in the record. By its wall clock more may be left of a
 delay than when the record was written: one of the two clocks is wrong. So the record says when it was written, and no
-message waits longer than was left then. Which of the clocks is wrong nobody knows, so a delay may end early by as much.
+message waits longer than was left then. The owner cannot know which clock is wrong, so a delay may end early by as
+much.
 """
 
 from __future__ import annotations
@@ -19,23 +21,23 @@ from sluice.actors.ports import Ports
 from sluice.storage.format.redeliveries import Redeliveries
 
 SET_MS = 1_000
-"""A clock that is adjusted by less was not set: it runs a little faster or slower for a while."""
+"""The least change (ms) that counts as set: a clock that is adjusted by less runs a little faster or slower."""
 
 
 class RedeliveryClock:
-    """Of one owner. It is `Recorded`, before the redeliveries whose times it explains."""
+    """The clock of one owner. It is `Recorded`, before the redeliveries whose times it explains."""
 
     field = "redeliveries_at"
 
     def __init__(self, ports: Ports, core: KeySharedDispatcher) -> None:
         self._clock, self._core = ports.clock, core
         self._ahead = self._clock.now() - self._clock.monotonic()
-        """By how much the wall clock is ahead of the monotonic one, as far as the core was told."""
+        """By how much the wall clock is ahead of the monotonic one, as the core knows it."""
         self._written = 0
-        """When the record of the last owner was written, by its clock; 0: it does not say."""
+        """When the record of the last owner was written, by its clock; 0: the record does not say."""
 
     def now(self) -> int:
-        """The wall clock, in ms since 1970; the core knows of it when that was set."""
+        """Return the wall clock, in ms since 1970; first tell the core if it was set."""
         now = self._clock.now()
         by = now - self._clock.monotonic() - self._ahead
         if abs(by) >= SET_MS:

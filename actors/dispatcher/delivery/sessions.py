@@ -1,8 +1,8 @@
 """The consumers' sessions at one dispatcher: leases, turns, outboxes and the confirmation of acknowledgements.
 
 A session stands for one consumer incarnation under one dispatcher epoch. It is a lease: it ends when nothing was
-heard for so long. A Poll's turn is answered once; a repetition of the turn brings the same delivery again, so a
-lost reply neither loses messages nor delivers them a second time.
+heard for the time of the lease. A Poll's turn is answered once; a repetition of the turn brings the same delivery
+again, so a lost reply neither loses messages nor delivers them a second time.
 
 Acknowledgement turns are confirmed in order: `received` is the highest turn up to which all have arrived and are
 noted, `durable` the highest up to which the cursor that holds them is on disk.
@@ -27,12 +27,12 @@ EPOCH_SESSIONS = 1 << 24
 """Session numbers of different epochs never meet: a late request of an old session is always refused."""
 
 REMEMBERED_BACK = 1_000
-"""So many hand-backs of a session are remembered, to know late copies of them."""
+"""The number of hand-backs of a session that are remembered, to know late copies of them."""
 
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """One attached consumer. number: its own, on the wire and in the decision core alike."""
+    """An attached consumer. number: its own, on the wire and in the decision core alike."""
 
     number: int
     name: str
@@ -40,7 +40,7 @@ class Session:
     turn: int = 0
     answered: Delivery | None = None
     _polls: int = 0
-    """So many requests of a turn wait for its answer; a repetition comes beside the one before it."""
+    """The number of requests of a turn that wait for its answer; a repetition comes beside the one before it."""
     outbox: list[Part] = field(default_factory=list)
     _outbox_bytes: int = 0
     """Invariant: the bytes of the payloads in the outbox, at most MAX_ANSWER_BYTES."""
@@ -49,9 +49,9 @@ class Session:
     lives: Signal = field(default_factory=Signal)
     """Set when a question (`ask`) was answered, and when the session is over."""
     _asked: int = 0
-    """The turn whose answer puts the question; 0 if nobody asks."""
+    """The turn whose answer asks whether the consumer lives; 0 while no question is open."""
     early: dict[int, bool] = field(default_factory=dict)
-    """Acknowledgement turns that have arrived, and whether all that they said is noted.
+    """The acknowledgement turns that have arrived, and whether everything in each is noted.
 
     Invariant: all are above `received`, and `received` + 1 is not noted.
     """
@@ -66,9 +66,9 @@ class Session:
     revocation: Revocation | None = None
     knows_end: bool = False
     read_compacted: bool = False
-    """It wants of each key the last message alone, as far as the topic was compacted."""
+    """Whether the consumer wants only the last message of each key, as far as the topic was compacted."""
     moves: bool = True
-    """It wants to know which hashes it has."""
+    """Whether the consumer wants to know which hashes it has."""
     _behind: dict[int, Session] = field(default_factory=dict)
     """See `Sessions.behind`."""
 
@@ -80,7 +80,7 @@ class Session:
         return True
 
     def settle(self, ack_turn: int) -> None:
-        """Everything in an acknowledgement turn is recorded."""
+        """Note that everything in an acknowledgement turn is recorded."""
         self.early[ack_turn] = True
         while self.early.get(self.received + 1, False):
             self.received += 1
@@ -89,21 +89,21 @@ class Session:
             self._behind[self.number] = self
 
     def confirm(self, ack_turn: int) -> None:
-        """Everything up to this acknowledgement turn is durable."""
+        """Note that everything up to this acknowledgement turn is durable."""
         self.durable = max(self.durable, ack_turn)
         if self.durable >= self.received:
             self._behind.pop(self.number, None)
 
     def acknowledged(self, now: int) -> None:
-        """It reported messages that are done."""
+        """Note when the consumer last reported messages that are done."""
         self.last_acked = now
 
     def watched_by(self, watch: Task | None) -> None:
-        """This task ends the session when its process has ended; None: it is over."""
+        """Set the task that ends the session when its process has ended; None: that task is over."""
         self.watch = watch
 
     def begin_turn(self, turn: int) -> None:
-        """A Poll came. Raises Conflict if a later one came before it."""
+        """Begin the turn of a Poll. Raises Conflict if a later one came before it."""
         if turn < self.turn:
             raise Conflict(f"turn {turn} is over, the session is at {self.turn}")
         if turn > self.turn:
@@ -113,7 +113,7 @@ class Session:
                 self.lives.set()
 
     async def something(self, ports: Ports, milliseconds: int) -> None:
-        """Wait until there is something to answer the present turn with, at most so long."""
+        """Wait until there is something to answer the present turn with, at most this many milliseconds."""
         if self.waiting:
             return
         self.ready.clear()
@@ -124,21 +124,21 @@ class Session:
             self._polls -= 1
 
     def waits_in(self, turn: int) -> bool:
-        """Whether a poll of that turn waits for messages."""
+        """Return whether a poll of that turn waits for messages."""
         return turn == self.turn and self.answered is None and self._polls > 0
 
     def ask(self) -> None:
-        """Ask whether it lives, by answering the poll that waits or comes next at once.
+        """Ask whether the consumer lives, by answering the poll that waits or comes next at once.
 
-        Only a turn that follows that answer says that it does: any other request may have been under way for long, and
-        come from a consumer that has died since.
+        Only a turn that follows that answer proves it: any other request may have been under way for long, and come
+        from a consumer that has died since.
         """
         self.lives.clear()
         self._asked = self.turn + (self.turn == 0 or self.answered is not None)
         self.ready.set()
 
     def push(self, parts: list[Part]) -> None:
-        """Messages for it. A payload that finds no room any more is left out: the consumer asks the topic for it."""
+        """Add messages to the outbox. A payload without room is left out: the consumer asks the topic for it."""
         for part in parts:
             size = 0 if part.blob is None else part.blob.size
             fits = self._outbox_bytes + size <= MAX_ANSWER_BYTES
@@ -154,7 +154,7 @@ class Session:
         return before - sum(len(part.rows) for part in self.outbox)
 
     def tell(self, events: list[Event]) -> None:
-        """Something for it to know, as far as it wants to know it."""
+        """Add events for the consumer, without those that it does not want to know."""
         wanted = events if self.moves else [event for event in events if event.kind not in MOVES]
         if wanted:
             self.events += wanted
@@ -167,7 +167,7 @@ class Session:
             self.tell([Event(kind="end_of_topic")])
 
     def revoke(self, positions: Positions) -> None:
-        """It is to give these back."""
+        """Ask the consumer to give these positions back."""
         if not len(positions):
             return
         before = self.revocation or Revocation(number=0)
@@ -176,7 +176,7 @@ class Session:
 
     @property
     def waiting(self) -> bool:
-        """There is something to answer a Poll with."""
+        """Whether there is something to answer a Poll with."""
         revoked = self.revocation is not None and len(self.revocation.positions)
         return bool(self.outbox or self.events or revoked or 0 < self._asked == self.turn)
 
@@ -191,9 +191,9 @@ class Session:
         return True
 
     def void(self, consumer_epoch: int, turn: int) -> int:
-        """Begin a consumer epoch: what the consumer has not taken, behind this turn, is void; returns how much.
+        """Begin a consumer epoch: messages after this turn that the consumer has not taken are void; returns how many.
 
-        An answer of before that is still on its way carries the earlier epoch, and the consumer drops it.
+        An earlier answer that is still on its way carries the earlier epoch, and the consumer drops it.
         """
         self.consumer_epoch = consumer_epoch
         parts, self.outbox, self._outbox_bytes = self.outbox, [], 0
@@ -221,13 +221,13 @@ class Session:
         return self.answered
 
     def _revocation_told(self) -> None:
-        """The revocation was sent, or everything came back; the number stays."""
+        """Note that the revocation was sent, or everything came back; the number stays."""
         if self.revocation is not None:
             self.revocation = Revocation(number=self.revocation.number)
 
 
 def _held_of(part: Part, held: Positions) -> Part:
-    """The rows of a part that are among these positions (ascending)."""
+    """Return the rows of a part that are among these positions (ascending)."""
     here = np.isin(positions_of(part.ledger, part.rows.astype(np.int64) + part.first_entry), held)
     if here.all():
         return part
@@ -238,15 +238,16 @@ def _held_of(part: Part, held: Positions) -> Part:
 
 
 def first_session(epoch: int, owner: Address) -> int:
-    """The number of the first session of an owner. It counts from a place of its own within its epoch: a subscription
-    that is deleted and made again begins with the same epochs, and must not give a consumer that lived through it the
-    number that it has.
+    """Return the number of the first session of an owner, at a place of its own within its epoch.
+
+    A subscription that is deleted and made again begins with the same epochs. It must not give a consumer that outlived
+    the deletion the number that the consumer already has.
     """
     return epoch * EPOCH_SESSIONS + 1 + zlib.crc32(owner.encode()) % (EPOCH_SESSIONS // 2)
 
 
 class Sessions:
-    """The open sessions of one dispatcher by number. Whose they are, and were: `membership`."""
+    """The open sessions of one dispatcher by number. Their consumers are in `membership`."""
 
     def __init__(self) -> None:
         self._open: dict[int, Session] = {}
@@ -255,38 +256,38 @@ class Sessions:
         self._unswept = False
 
     def any(self) -> bool:
-        """Whether any consumer is attached."""
+        """Return whether any consumer is attached."""
         return len(self) > 0
 
     def __len__(self) -> int:
         return len(self._open)
 
     def all(self) -> list[Session]:
-        """Every session, oldest first."""
+        """Return every session, oldest first."""
         return list(self._open.values())
 
     def behind(self) -> list[Session]:
-        """Those of which acknowledgements have arrived that are not durable."""
+        """Return the sessions with acknowledgements that have arrived and are not durable."""
         return list(self._behind.values())
 
     @property
     def read_compacted(self) -> bool:
-        """Whether there are any, and all want a compacted log."""
+        """Whether there are sessions, and all of them want a compacted log."""
         return self.any() and all(session.read_compacted for session in self._open.values())
 
     @property
     def unswept(self) -> bool:
-        """Whether they want a compacted log, and what was read before they came may not be in it any more."""
+        """Whether all want a compacted log, and messages that were read before they came may not be in it any more."""
         return self._unswept and self.read_compacted
 
     def swept(self) -> None:
-        """That has been removed."""
+        """Note that those messages have been removed."""
         self._unswept = False
 
     def open(
         self, number: int, name: str, incarnation: str, *, read_compacted: bool = False, moves: bool = True
     ) -> Session:
-        """A new session for a consumer that has just got this number. read_compacted, moves: see messages.Attach."""
+        """Open a session for a consumer that has just got this number. read_compacted, moves: see messages.Attach."""
         self._unswept = self._unswept or not self._open
         session = self._open[number] = Session(
             number, name, incarnation, read_compacted=read_compacted, moves=moves, _behind=self._behind
@@ -294,7 +295,7 @@ class Sessions:
         return session
 
     def close(self, session: Session) -> None:
-        """The session is over; its waiting poll is answered with Fenced."""
+        """Close a session; its waiting poll is answered with Fenced."""
         self._open.pop(session.number, None)
         self._behind.pop(session.number, None)
         session.ready.set()
@@ -303,16 +304,16 @@ class Sessions:
             session.watch.cancel()
 
     def get(self, number: int) -> Session:
-        """The open session of that number. Raises Fenced if it is over (S21)."""
+        """Return the open session of that number. Raises Fenced if it is over (S21)."""
         found = self._open.get(number)
         if found is None:
             raise Fenced(f"session {number} is over")
         return found
 
     def find(self, number: int) -> Session | None:
-        """The open session of that number, if it is not over."""
+        """Return the open session of that number, or None if it is over."""
         return self._open.get(number)
 
     def is_open(self, session: Session) -> bool:
-        """Whether this session is still open (ask again after every await)."""
+        """Return whether this session is still open (ask again after every await)."""
         return self._open.get(session.number) is session

@@ -50,8 +50,8 @@ class CursorStore:
         fenced: Callable[[str], None],
         trust_ms: int,
     ) -> None:
-        """snapshot, mark_delete: the present contents of the record, and how far they say that all is done. The record
-        was just written. behind: sessions of which acknowledgements have arrived that are not durable.
+        """snapshot: the present contents of the record, which was just written. mark_delete: the position up to which
+        they say that all is done. behind: sessions with acknowledgements that have arrived and are not durable.
         """
         self._ports = ports
         self._trust = trust_ms
@@ -80,7 +80,7 @@ class CursorStore:
         self._on_saved = call
 
     def dirty(self, *, gather: bool = False) -> None:
-        """Something changed that must become durable soon. gather: the writer may wait LINGER_MS for more changes."""
+        """Make the present state durable soon. gather: the writer may wait LINGER_MS for more changes."""
         self._asked += 1
         self._dirty.set()
         if not gather:
@@ -92,7 +92,7 @@ class CursorStore:
         await self._until(self._asked)
 
     def hold_back(self) -> None:
-        """What changed must be durable before anything more is sent: a newer owner would not know of it."""
+        """Send nothing more until the present state is durable: a newer owner would not know of the change."""
         self.dirty()
         self._first = self._asked
 

@@ -1,4 +1,4 @@
-"""Which subscription a dispatcher owns, and what its record says, as its owner knows it."""
+"""The identity of the subscription that a dispatcher owns, and the state in its record, as its owner knows it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sluice.storage.errors import Corrupt, SluiceError
 from sluice.storage.format.cursor import Cursor
 
 _DAMAGE = (LookupError, TypeError, ValueError, AttributeError)
-"""What reading raises where a record holds another kind of thing than was written."""
+"""The errors of reading a record that holds another kind of thing than was written."""
 
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Within the block parts of a record are read. Raises Corrupt where they cannot be."""
+    """Raise Corrupt if the parts of a record that are read within the block cannot be read."""
     try:
         yield
     except SluiceError:
@@ -34,7 +34,7 @@ def reading(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSubscription:
-    """One subscription on one partition of a topic."""
+    """A subscription on one partition of a topic."""
 
     topic: str
     partition: int
@@ -42,32 +42,35 @@ class PartitionSubscription:
 
     @property
     def key(self) -> str:
-        """The key of its metadata record."""
+        """The key of the subscription's metadata record."""
         return f"subscription/{self.topic}/{self.partition}/{self.subscription}"
 
 
 class Recorded(Protocol):
-    """Something that is recorded with the subscription, in a field of its own. field: its name in the record."""
+    """A part that is recorded with the subscription, in a field of its own. field: its name in the record."""
 
     @property
     def field(self) -> str: ...
 
     def to_record(self) -> Any:
-        """The present state, in types of msgpack; None leaves the field out."""
+        """Return the present state, in types of msgpack; None leaves the field out."""
 
     async def load(self, stored: Any) -> None:
         """Begin with the state that the last owner left; None: there was no such field. Raises Corrupt, Unavailable."""
 
 
 def settings_in(key: str, value: bytes) -> SubscriptionSettings:
-    """The settings that the next owner works with, from a version's bytes, for those who only look. Raises Corrupt."""
+    """Return the settings that the next owner works with, from a version's bytes. Raises Corrupt.
+
+    For callers that only look: an owner uses `recorded_settings`.
+    """
     return recorded_settings(record_in(key, value), key)[0]
 
 
 def recorded_settings(
     value: Mapping[str, Any], key: str = "of a subscription"
 ) -> tuple[SubscriptionSettings, list[str]]:
-    """The same, and what of them had to be changed to be usable, from the contents of a record. Raises Corrupt."""
+    """Return the settings in the contents of a record, and which had to be changed to be usable. Raises Corrupt."""
     stored = value.get("settings")
     if not isinstance(stored, bytes):
         raise Corrupt(f"the record {key} has no settings that can be read, but {str(stored)[:40]}")
@@ -76,10 +79,12 @@ def recorded_settings(
 
 @dataclass(slots=True)
 class SubscriptionState:
-    """settings: those in force, which an owner keeps as it began with them. next_settings: those of the next owner, if
+    """The state of a subscription that its record keeps.
+
+    settings: those in force; an owner keeps the ones that it began with. next_settings: those of the next owner, if
     they differ. known: the topic has a durable note of this subscription. by_index: see messages.Poll. apart: see
-    messages.SentApart. properties: those that clients keep with it. deleted: whoever takes the record over begins a new
-    subscription.
+    messages.SentApart. properties: those that clients keep with it. deleted: an owner that takes the record over begins
+    a new subscription.
     """
 
     settings: SubscriptionSettings
@@ -95,12 +100,12 @@ class SubscriptionState:
 
     @classmethod
     def begun(cls, settings: SubscriptionSettings, cursor: Cursor) -> SubscriptionState:
-        """The state of a subscription that is new."""
+        """Return the state of a new subscription."""
         return cls(settings, cursor, Membership(lease_ms=settings.lease_ms))
 
     @classmethod
     def stored(cls, value: Mapping[str, Any], log: Log) -> SubscriptionState:
-        """The state that the last owner left in the record. Raises Corrupt if it cannot be read."""
+        """Return the state that the last owner left in the record. Raises Corrupt if it cannot be read."""
         settings, notes = recorded_settings(value)
         for line in notes:
             log("settings_repaired", change=line)
@@ -122,7 +127,7 @@ class SubscriptionState:
         self.membership.check()
 
     def to_record(self) -> dict[str, Any]:
-        """Check it, and return its fields of the record (`actors.ownership.fenced_record`), a msgpack map."""
+        """Check the state, and return its fields of the record (`actors.ownership.fenced_record`), a msgpack map."""
         self.check()
         return {
             "settings": msgspec.json.encode(self.next_settings or self.settings),
@@ -137,36 +142,39 @@ class SubscriptionState:
         }
 
     def introduced(self) -> None:
-        """The topic has noted the subscription."""
+        """Note that the topic knows the subscription durably."""
         self.known = True
 
     def acknowledged_by_index(self) -> None:
-        """A client acknowledges single messages of a batch. The record that says which ones also says this."""
+        """Note that a client acknowledges single messages of a batch; the record that names them says this too."""
         self.by_index = True
 
     def sent_apart(self) -> None:
-        """A client is sent a part of a batch."""
+        """Note that a client is sent a part of a batch."""
         self.apart = True
 
     def pause(self, paused: bool) -> None:
-        """Send nothing, or go on."""
+        """Pause sending, or go on."""
         self.paused = paused
 
     def adopt(self, properties: dict[str, str]) -> bool:
-        """A consumer brings these. Whether they are kept: the first ones are, as in Pulsar."""
+        """Keep the properties that a consumer brings, unless there are some already, as in Pulsar.
+
+        Return whether they are kept.
+        """
         if self.properties or not properties:
             return False
         self.properties = properties
         return True
 
     def set_properties(self, properties: dict[str, str]) -> None:
-        """Keep these, in place of those that there are."""
+        """Replace the properties."""
         self.properties = properties
 
     def delete(self) -> None:
-        """Delete the subscription: it is gone as soon as the record says so."""
+        """Mark the subscription as deleted; it is so once the record says it."""
         self.deleted = True
 
     def begin_next_with(self, settings: SubscriptionSettings) -> None:
-        """The next owner works with these."""
+        """Set the settings that the next owner works with."""
         self.next_settings = settings

@@ -1,14 +1,14 @@
 """Runs with messages that are not done yet: how positions become parts of a delivery.
 
 The decision core speaks in positions; a consumer needs (run, rows, handle). A run is kept from when it is read until
-the last of its messages is done, wherever the mark-delete position stands: one message that nobody finishes costs its
-own run and nothing that comes after it. What is not due for long does not count, because nothing of it can be sent
-soon. The table only saves a question: of a run that is not here the consumer asks the topic. A payload is named for a
-while only, because messages of it may have been erased since.
+the last of its messages is done, independently of the mark-delete position: a message that is never finished costs only
+its own run. Messages that are due only much later do not count, because they cannot be sent soon. The table only saves
+a question: the consumer asks the topic for a run that is not here. A payload is named for a while only, because
+messages of it may have been erased since.
 
 Columns by run, ascending by first position. A run that is done leaves a hole; when there are more holes than runs,
-the runs are moved together. So adding and finishing cost a constant per run, and a lookup the logarithm of what is
-kept, however much has passed.
+the runs are moved together. So adding and finishing cost a constant per run, and a lookup the logarithm of the number
+of kept runs.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from sluice.actors.ports.wire import INLINE, Blob, owned
 from sluice.storage.format.position import Positions, entries_of, ledgers_of, position, positions_of
 
 SHARED_BYTES = 128 * 1024 * 1024
-"""Payloads that one dispatcher keeps in shared memory by naming them; consumers ask the topic for older ones."""
+"""The bytes of payloads that one dispatcher keeps in shared memory by naming them; older ones come from the topic."""
 _SMALLEST = 16
 _NOTHING = Blob(b"")
 
 
 class UnackedRuns:
-    """Runs by first position, each with the number of its messages that are not done. monotonic: the time in ms."""
+    """The runs by first position, each with the number of its messages that are not done. monotonic: the time in ms."""
 
     def __init__(self, monotonic: Callable[[], int], shared_bytes: int = SHARED_BYTES) -> None:
         self._monotonic, self._limit = monotonic, shared_bytes
@@ -53,10 +53,9 @@ class UnackedRuns:
         return self._firsts.nbytes + self._lasts.nbytes + self._open.nbytes
 
     def add(self, run: RunIndex, open_messages: int | None = None) -> None:
-        """Remember a run; runs arrive in order, a repetition replaces its twin.
+        """Remember a run; runs arrive in order, a repetition replaces its twin. Drop the index columns of the run.
 
-        open_messages: how many `done` calls for its messages are to come; None: as many as it has messages. The index
-        columns of the run are let go.
+        open_messages: how many `done` calls for its messages are to come; None: as many as it has messages.
         """
         first = position(run.ledger, run.first_entry)
         while self._end > self._head and self._firsts[self._end - 1] >= first:
@@ -97,7 +96,7 @@ class UnackedRuns:
         self._shared_bytes -= oldest.bytes
 
     def done(self, positions: Positions) -> None:
-        """These messages (int64, ascending) are done, each reported once. A run without open messages is forgotten."""
+        """Count down messages (int64, ascending) that are done, each once, and forget runs without open messages."""
         if not len(positions) or not self._live:
             return
         if len(positions) == 1:
@@ -129,7 +128,7 @@ class UnackedRuns:
     def clear(self) -> None:
         """Forget everything (the cursor was moved)."""
         self._shared: OrderedDict[int, tuple[RunIndex, int]] = OrderedDict()
-        """Those with a payload, and since when; the oldest first."""
+        """The runs with a payload, and since when; the oldest first."""
         self._shared_bytes = 0
         """Invariant: the bytes of the payloads in `_shared`."""
         self._firsts: Positions = np.zeros(_SMALLEST, np.int64)
@@ -143,8 +142,8 @@ class UnackedRuns:
     def parts(self, positions: Positions, redeliveries: npt.NDArray[np.uint8], dispatch: int) -> list[Part]:
         """Cut ascending positions into parts, one a run; `dispatch` numbers the first of them.
 
-        Positions whose run is not known become parts with count 0, whose rows are entry ids: the consumer asks the
-        topic for them.
+        Positions of unknown runs become parts with count 0, whose rows are entry ids: the consumer asks the topic for
+        them.
         """
         self._let_go_old()
         homes = self._homes(positions)
@@ -169,17 +168,17 @@ class UnackedRuns:
     # -- the columns --------------------------------------------------------------------------------------------------
 
     def _homes(self, positions: Positions) -> npt.NDArray[np.intp]:
-        """The last run that begins at or before each position, -1 if there is none; it may be a hole."""
+        """Return the last run that begins at or before each position, -1 if there is none; it may be a hole."""
         homes = self._firsts[self._head : self._end].searchsorted(positions, side="right") - 1
         return np.where(homes >= 0, homes + self._head, -1)
 
     def _home(self, position: int) -> int:
-        """The run that holds a position, -1 if none does; it may be a hole."""
+        """Return the run that holds a position, -1 if none does; it may be a hole."""
         home = int(self._firsts[self._head : self._end].searchsorted(position, side="right")) - 1 + self._head
         return home if home >= self._head and position <= self._lasts[home] else -1
 
     def _finish(self, home: int) -> None:
-        """One message of a run is done."""
+        """Count down one message of a run."""
         if home < 0:
             return
         self._open[home] -= 1
@@ -204,7 +203,7 @@ class UnackedRuns:
         self._squeeze(len(self._firsts) if self._end > 2 * self._live else 2 * len(self._firsts))
 
     def _squeeze(self, capacity: int) -> None:
-        """Move the runs together, into columns of this length or of less where they are few."""
+        """Move the runs together, into columns of this length or less."""
         kept = [home for home in range(self._head, self._end) if self._runs[home] is not None]
         while capacity > _SMALLEST and 8 * len(kept) < capacity:
             capacity //= 2
@@ -235,7 +234,10 @@ def _part(run: RunIndex, rows: npt.NDArray[np.uint32], redeliveries: npt.NDArray
 def parts_to_ask_for(
     positions: Positions, redeliveries: npt.NDArray[np.uint8] = NO_COUNTS, dispatch: int = 0
 ) -> list[Part]:
-    """Ascending positions as parts whose payload only the topic has, one for each ledger; their rows are entry ids."""
+    """Return parts, one for each ledger, of ascending positions whose payload only the topic has.
+
+    Their rows are entry ids.
+    """
     parts = []
     ledgers = ledgers_of(positions)
     bounds = [0, *(np.flatnonzero(np.diff(ledgers)) + 1).tolist(), len(positions)]

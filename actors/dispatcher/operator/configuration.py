@@ -61,7 +61,7 @@ class SubscriptionConfiguration:
         return Configured(changed=True, settings=settings)
 
     def _wanted(self, asked: Configure) -> SubscriptionSettings:
-        """The settings in force with the ones that the caller means in their place."""
+        """Return the settings in force, with the caller's changes."""
         now, settings = self._state.next_settings or self._state.settings, asked.settings
         meant = settings.__struct_fields__ if asked.said is None else asked.said
         changes = {name: getattr(settings, name) for name in settings.__struct_fields__ if name in meant}

@@ -1,18 +1,18 @@
 """Cancelling and rescheduling delayed messages of a subscription, with an answer that is true of each.
 
-A cancellation is an acknowledgement that nobody made: the message is done for this subscription, and the cursor says
+A cancellation is an acknowledgement without a consumer: the message is done for this subscription, and the cursor says
 so. A reschedule gives it another due time, for this subscription. Neither touches the log, so other subscriptions get
 the message as it was sent (`docs/decisions/0021-a-cancelled-delay-is-an-acknowledgement.md`).
 
-What the answers mean. `cancelled`: nobody gets it from now on; one who gave it back, or died with it, may have seen it
-before. `too late: at consumer X`: X holds it and has not acknowledged it. `too late: delivered`: it is done. Which of
-them it is, is decided in one piece, without a pause between the look and the deed, and told when the record that holds
-the deed is durable, which proves that this owner was the owner. Before consumers of an earlier owner have come back,
-or must have stopped, nobody knows what they hold: nothing is decided until then.
+**The answers.** `cancelled`: no consumer gets the message from now on; a consumer that gave it back, or died with it,
+may have seen it before. `too late: at consumer X`: X holds it and has not acknowledged it. `too late: delivered`: it is
+done. The state is read and changed without an await in between. The answer is sent when the record with the change is
+durable, which proves that this owner was the owner. Until consumers of an earlier owner have come back, or must have
+stopped, their messages are not known, and nothing is decided.
 
 **Finding them.** The log's index columns say where a delayed message lies, when it is due and what the hash of its key
-is; so that is all that is read for most questions, in columns. Whether a key, or a sender's id, is the one that is
-meant, only the message itself says: the few whose hash fits are read whole.
+is. Most questions need nothing else. Only the message itself has its key and its sender's id, so the few messages whose
+hash fits are read whole.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from sluice.storage.format.hashing import Hashes, hash_column, key_bytes
 from sluice.storage.format.position import Positions, parse, position, show
 
 RESCHEDULED_MOST = 1_000_000
-"""So many rescheduled messages may wait in memory, 30 MB; more are refused."""
+"""The number of rescheduled messages that may wait in memory, 30 MB; more are refused."""
 
 Codes = npt.NDArray[np.int64]
-"""An answer a message: those of `_ANSWERS`, or their number and above: which consumer."""
+"""One answer a message: an index in `_ANSWERS`, or from their number on the consumer."""
 _ANSWERS = (CANCELLED, RESCHEDULED, TOO_LATE_DELIVERED, TOO_LATE_DUE, UNKNOWN)
 _OPEN = -1
 _NO_NAMES: list[str] = []
 
 
 class DelayedMessages:
-    """Changes what is delayed. cancelled, rescheduled: how many messages since this owner began."""
+    """The part of a dispatcher that changes delays. cancelled, rescheduled: messages since this owner began."""
 
     def __init__(
         self, context: SubscriptionContext, reader: BacklogReader, ack_handler: AckHandler, leases: Leases
@@ -71,7 +71,7 @@ class DelayedMessages:
         self._selection = DelayedSelection(context)
         self._reader, self._ack_handler, self._leases = reader, ack_handler, leases
         self._asked, self._looked = 0, (0, 0)
-        """How often was asked; and the number of the latest that has looked where the topic ends, and what it found."""
+        """The number of questions; the newest question that looked where the topic ends, and the end that it found."""
         self.cancelled = self.rescheduled = 0
 
     async def cancel(self, request: CancelDelayed) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class DelayedMessages:
         )
 
     def stats(self) -> dict[str, Any]:
-        """How much was changed, and what waits for a new time."""
+        """Return how many messages were changed, and how many wait for a new time."""
         return {
             "msgDelayedCancelledTotal": self.cancelled,
             "msgDelayedRescheduledTotal": self.rescheduled,
@@ -127,7 +127,7 @@ class DelayedMessages:
     # -- the deed ---------------------------------------------------------------------------------------------------
 
     def _look(self, positions: Positions) -> Codes:
-        """The present state of each message; _OPEN: no consumer holds it, and it is not done."""
+        """Return the present state of each message; _OPEN: no consumer holds it, and it is not done."""
         codes = np.full(len(positions), _OPEN, np.int64)
         codes[np.isin(positions, self._core.dead_letters())] = _ANSWERS.index(TOO_LATE_DELIVERED)
         for number, session in enumerate(self._sessions.all()):
@@ -169,7 +169,7 @@ class DelayedMessages:
         return codes
 
     def _not_due(self, entries: Entries) -> Mask:
-        """Which of them still wait for their time."""
+        """Return which of them still wait for their time."""
         due = self._changed.now.due(entries.positions, entries.deliver_at)
         waits = due > self._ports.clock.now()
         if self._core.holds_keys:  # what is due keeps its place in the order of its key, and cannot be put back
@@ -185,7 +185,7 @@ class DelayedMessages:
 
 
 class _Tally:
-    """Answers by kind, and for ids one each."""
+    """A tally of answers by kind, and for ids one each."""
 
     def __init__(self, partition: int, sessions: Sessions, each: bool) -> None:
         self._partition, self._each = partition, each
@@ -195,7 +195,7 @@ class _Tally:
         self._rows: list[dict[str, str]] = []
 
     def add(self, found: SelectedDelays, codes: Codes) -> None:
-        """Count these. With a filter, messages that are done do not count, because nobody asked about them."""
+        """Count answers. With a filter, messages that are done do not count, because the question is not about them."""
         names = [session.name for session in self._sessions.all()]
         for code in np.unique(codes).tolist():
             number = int(np.count_nonzero(codes == code))
@@ -212,7 +212,7 @@ class _Tally:
                 self._rows.append({"messageId": f"{show(at)}:{self._partition}", "answer": words[code], **called})
 
     def missing(self, request: SelectDelayed) -> None:
-        """The ids that were asked about and not found."""
+        """Count the ids that were asked about and not found."""
         known = {row.get("delayId") or row["messageId"] for row in self._rows}
         wanted = request.delay_ids or [f"{show(at)}:{self._partition}" for at in named_positions(request).tolist()]
         kind = "delayId" if request.delay_ids else "messageId"
@@ -221,7 +221,7 @@ class _Tally:
         self._counts[UNKNOWN] += len(gone)
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the tally as plain values."""
         return {
             "partition": self._partition,
             "cancelled": self._counts[CANCELLED],
@@ -236,24 +236,24 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True)
 class SelectedDelays:
-    """Delayed messages, positions ascending. names: what their sender called each, if that was asked; else empty."""
+    """A piece of delayed messages, positions ascending. names: the name that each has from its sender, if wanted."""
 
     entries: Entries
     names: list[str]
 
 
 class DelayedSelection:
-    """Reads the log of one partition for whoever asks which delayed messages there are."""
+    """A reader of the log of one partition that finds the delayed messages an operator asks for."""
 
     def __init__(self, context: SubscriptionContext) -> None:
         self._log, self._payloads = context.log, context.payloads
         self._changes = context.changed_delays.now
-        """Due times that count instead of the log's."""
+        """The due times that count instead of the log's."""
 
     async def select(self, wanted: SelectDelayed, start: int, end: int) -> AsyncIterator[SelectedDelays]:
-        """The delayed messages from `start` to `end` (positions, inclusive) that are wanted, a piece at a time.
+        """Yield the delayed messages from `start` to `end` (positions, inclusive) that are wanted, a piece at a time.
 
-        Of `message_ids` those that exist, wherever they lie. Raises Unavailable.
+        With `message_ids`, yield those that exist, wherever they lie. Raises Unavailable.
         """
         if wanted.message_ids:
             async for entries in self._at(named_positions(wanted)):
@@ -271,7 +271,7 @@ class DelayedSelection:
                 yield await self._named(wanted, entries)
 
     async def _at(self, positions: Positions) -> AsyncIterator[Entries]:
-        """Those of the positions that are delayed messages; the log is read where they lie."""
+        """Yield those of the positions that are delayed messages; the log is read where they lie."""
         at = 0
         while at < len(positions):
             start = int(positions[at])
@@ -283,7 +283,7 @@ class DelayedSelection:
             at = max(at + 1, int(np.searchsorted(positions, resume)))
 
     async def _read(self, start: int, limit: int, hashes: Hashes | None = None) -> tuple[Entries, int | None]:
-        """The delayed messages of some runs (hashes: only those), and where to read on; None: there is nothing more."""
+        """Return the delayed messages of some runs (hashes: only those), and where to read on; None at the end."""
         runs, resume = await self._log.runs(start, limit)
         parts = [_delayed_rows(run, columns, hashes) for run, columns in runs]
         return concat([part for part in parts if len(part)]), resume
@@ -298,7 +298,7 @@ class DelayedSelection:
         return fits
 
     async def _named(self, wanted: SelectDelayed, entries: Entries) -> SelectedDelays:
-        """Those that really have the wanted key or sender's id, because several can share a hash."""
+        """Return the messages that really have the wanted key or sender's id, because several can share a hash."""
         if wanted.key is None and not wanted.delay_ids:
             return SelectedDelays(entries, _NO_NAMES)
         positions: list[Positions] = []
@@ -313,12 +313,12 @@ class DelayedSelection:
 
 
 def named_positions(wanted: SelectDelayed) -> Positions:
-    """The named positions, int64, ascending, each once. Raises Invalid for an invalid message id."""
+    """Return the named positions, int64, ascending, each once. Raises Invalid for an invalid message id."""
     return np.unique(np.array([parse(text) for text in wanted.message_ids], np.int64))
 
 
 def _hashes(wanted: SelectDelayed) -> Hashes | None:
-    """The masked hashes that a wanted message may have; None: any."""
+    """Return the masked hashes that a wanted message may have; None: any."""
     if wanted.key is not None:
         return hash_column(pa.array([key_bytes(wanted.key)]))
     if wanted.delay_ids:
@@ -336,7 +336,7 @@ def _delayed_rows(run: RunIndex, columns: memoryview, wanted: Hashes | None) -> 
 
 
 def _meant(wanted: SelectDelayed, rows: pa.RecordBatch) -> tuple[Mask, pa.Array]:
-    """Which of the rows are meant, bool (n,), and what their sender called each (null: nothing)."""
+    """Return which of the rows are wanted, bool (n,), and their sender's name for each (null: none)."""
     fits = np.ones(rows.num_rows, np.bool_)
     called = pa.nulls(rows.num_rows, pa.string())
     if "properties" in rows.schema.names:

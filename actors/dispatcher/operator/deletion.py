@@ -1,17 +1,18 @@
-"""Deletes the subscription on one partition, when that is asked for or when nobody uses it any more.
+"""Deletes the subscription on one partition, on request or when no consumer uses it any more.
 
-Of several partitions all agree before one deletes anything (`prepare`), and from then on nobody attaches for HOLD_MS.
+The owners of several partitions all agree before one deletes anything (`prepare`), and from then on no consumer can
+attach for HOLD_MS.
 
 The first step of a deletion is a version of the record that calls the subscription deleted. It proves that this owner
-was not replaced, and it decides: whoever takes the record over from then on begins a new subscription. What follows
-clears away. A newer owner may be at work meanwhile, so each step concerns only what owners up to this one have written,
-and the record goes only if that version is the newest still.
+was not replaced, and it decides: an owner that takes the record over from then on begins a new subscription. The other
+steps clear away. A newer owner may be at work meanwhile, so each step concerns only the writes of owners up to this
+one, and the record is removed only if that version is still the newest.
 
-**A subscription that is not durable** goes when no consumer uses it any more. A gateway whose last client leaves says
-so to the controller at once. One that dies says nothing, so the owner looks as well: when for a whole lease nobody was
-attached, joining or awaited, it asks the controller to delete the subscription. The controller asks the owners of all
-partitions first, so it is enough that one of them, that of partition 0, begins. A lease is also the time in which the
-clients of a dead gateway come back through another one, and find their cursor.
+**A subscription that is not durable** is deleted when no consumer uses it any more. A gateway whose last client leaves
+says so to the controller at once. A gateway that dies says nothing, so the owner looks as well: when for a whole lease
+no consumer was attached, joining or awaited, it asks the controller to delete the subscription. The controller asks the
+owners of all partitions first, so it is enough that one of them, that of partition 0, begins. A lease is also the time
+in which the clients of a dead gateway come back through another one, and find their cursor.
 """
 
 from __future__ import annotations
@@ -26,23 +27,26 @@ from sluice.actors.runtime.shared_future import SharedFuture
 from sluice.storage.errors import Invalid, SluiceError, Unavailable
 
 HOLD_MS = 60_000
-"""Longer than whoever asked for it waits for the deletion on all partitions."""
+"""The time (ms) without attaching; longer than a caller waits for the deletion on all partitions."""
 LOOK_MS = 1_000
 
 
 class UnusedWatch:
-    """Watches whether a subscription is used."""
+    """A watch on whether a subscription is used."""
 
     def __init__(self, context: SubscriptionContext) -> None:
         self._ports, self._directory = context.ports, context.directory
         self._identity, self._state = context.identity, context.state
 
     def unused(self) -> bool:
-        """Whether it is not durable, and nobody on this partition has it, joins it, or may still hold messages."""
+        """Return whether the subscription is not durable and has no members here.
+
+        Members are consumers on this partition that are attached, join, or may still hold messages.
+        """
         return not self._state.settings.durable and not len(self._state.membership)
 
     def start(self) -> None:
-        """Look again and again, where there is anything to look for."""
+        """Look regularly, if the subscription is not durable."""
         if not self._state.settings.durable and self._identity.partition == 0:
             self._ports.spawn(self._run(), "use")
 
@@ -62,13 +66,13 @@ class UnusedWatch:
 
 
 class Deletion:
-    """Carries out a deletion, and lets nobody attach meanwhile."""
+    """The deletion of a subscription; no consumer can attach meanwhile."""
 
     def __init__(self, context: SubscriptionContext, consumers: Consumers, leases: Leases, use: UnusedWatch) -> None:
         self._context, self._consumers, self._leases, self._use = context, consumers, leases, use
         self._held_until = 0
         self._outcome: SharedFuture[None] | None = None
-        """Of the deletion that was begun; there is no second one, because this dispatcher ends with it."""
+        """The outcome of the deletion; there is no second one, because this dispatcher ends with it."""
 
     def prepare(self, request: PrepareDeletion) -> None:
         if request.withdrawn:
@@ -78,15 +82,16 @@ class Deletion:
             self._hold()
 
     def check_attaching(self) -> None:
-        """Raises Unavailable while nobody may attach."""
+        """Raise Unavailable while no consumer may attach."""
         if self._context.ports.clock.monotonic() < self._held_until:
             raise Unavailable(f"subscription {self._context.identity.subscription!r} is being deleted")
 
     async def delete(self, request: DeleteSubscription) -> None:
         """See messages.DeleteSubscription. This dispatcher ends with it, also when it fails halfway.
 
-        Who asks while it is under way hears of the same: another controller does, to which the first one is silent, and
-        would start anew what refuses. Raises Fenced if there is a newer owner, and what the stores refuse with.
+        A second caller gets the outcome of the deletion that is under way. It is another controller, which does not
+        hear the first one, and would begin again if it were refused. Raises Fenced if there is a newer owner, and
+        errors of the stores.
         """
         if self._outcome is None:
             self._check(request)

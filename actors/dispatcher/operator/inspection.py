@@ -1,4 +1,4 @@
-"""Operators' questions that change nothing, except for statistics: why a message waits, and what lies where.
+"""Operators' questions that change nothing, except for statistics: why a message waits, and where messages lie.
 
 An explanation runs the core's own gates with reasons (`actors.key_shared.observe.explain`) and adds those that lie
 outside of the core.
@@ -27,7 +27,7 @@ _LOST = "messages that the delayed index has lost are read from the log again"
 
 
 class Inspection:
-    """Answers as plain values; `document` makes JSON of them."""
+    """The answers as plain values; `document` makes JSON of them."""
 
     def __init__(self, context: SubscriptionContext, reader: BacklogReader, leases: Leases, parked: ParkedKeys) -> None:
         self._ports, self._identity, self._state = context.ports, context.identity, context.state
@@ -108,7 +108,7 @@ class Inspection:
         return {**answer, **findings}
 
     def _unless_unread(self, reasons: list[dict[str, Any]]) -> dict[str, Any]:
-        """Verdict and reasons for a key or hash of which nothing was read: it may be among what was not."""
+        """Return verdict and reasons for a key or hash without read messages: unread ones may be of it."""
         first = max(self._reader.position, self._cursor.mark_delete + 1, 0)
         unread = self._cursor.unacknowledged_in(first, self._reader.end) if first <= self._reader.end else 0
         if unread or self._reader.reads_again():
@@ -126,7 +126,7 @@ class Inspection:
         return [{**row, "reasons": self._with_outer_gates(row["reasons"], read=True)} for row in rows]
 
     def _with_outer_gates(self, reasons: list[dict[str, Any]], *, read: bool) -> list[dict[str, Any]]:
-        """The core's reasons behind those outside of it; read: why nothing more is read does not matter any more."""
+        """Return the reasons outside of the core, then the core's own. read: leave the reasons of reading out."""
         read = read and all(reason["gate"] != "not_read" for reason in reasons)  # it may wait for those before it
         outer = [*self._gates_of_sending(), *([] if read else self._gates_of_reading())]
         if reasons[0]["gate"] == "delivered":  # what holds the others back does not concern it any more
@@ -134,10 +134,10 @@ class Inspection:
         return [*outer, *(reason for reason in reasons if not outer or reason["gate"] != "deliverable")]
 
     def _add_leases(self, reasons: list[dict[str, Any]]) -> None:
-        """Of each consumer that holds something: when it was heard, and when its lease ends.
+        """Add to each reason when its holders were heard, and when their leases end.
 
-        A process that is frozen is not heard, and keeps its keys until then. An application that hangs in a process
-        that lives keeps them longer: heartbeats renew its lease.
+        A process that is frozen is not heard, and keeps its keys until then. An application that hangs in a living
+        process keeps them longer: heartbeats renew its lease.
         """
         now, lease_ms = self._ports.clock.monotonic(), self._state.membership.lease_ms
         for reason in reasons:
@@ -154,7 +154,7 @@ class Inspection:
                 reason["unblocks"] += f". A consumer leaves at the latest when its lease ends unrenewed: {each}"
 
     def _gates_of_sending(self) -> list[dict[str, Any]]:
-        """The gates that hold the whole subscription back."""
+        """Return the gates that hold the whole subscription back."""
         gates = []
         if self._state.paused:
             gates.append(_gate("paused", "the subscription is paused", "an operator resumes it"))
@@ -171,7 +171,7 @@ class Inspection:
         return gates
 
     def _gates_of_reading(self) -> list[dict[str, Any]]:
-        """The gates that hold back what was not read."""
+        """Return the gates that hold back unread messages."""
         gates = []
         if self._reader.problem:
             text = f"the log cannot be read further: {self._reader.problem}"
@@ -182,7 +182,7 @@ class Inspection:
         return gates
 
     async def _due(self, position: int) -> int:
-        """When a message in the delayed index is due, in ms; 0: it is not there, or the log does not say it now."""
+        """Return when a message in the delayed index is due, in ms; 0 if it is not there, or the log does not say."""
         at = np.array([position], np.int64)
         if not bool(self._tracker.contains(at)[0]):
             return 0
@@ -195,7 +195,7 @@ class Inspection:
         return int(self._changes.due(at, due)[0])
 
     def _gates_of(self, position: int, reasons: list[dict[str, Any]], due: int) -> list[dict[str, Any]]:
-        """The gates that hold back one message that is not in the core. due: see `_due`."""
+        """Return the gates that hold back one message that is not in the core. due: see `_due`."""
         at = np.array([position], np.int64)
         held = any(reason["gate"] == "delivered" for reason in reasons)  # it may have expired while it was held
         if held:
@@ -229,12 +229,12 @@ class Inspection:
 
 
 def _gate(name: str, text: str, unblocks: str) -> dict[str, Any]:
-    """A reason in the form of the core's own."""
+    """Return a reason in the form of the core's own."""
     return {"gate": name, "text": text, "unblocks": unblocks}
 
 
 def document(value: object) -> Text:
-    """The value as JSON; bytes as UTF-8 with replacement, numpy values as plain ones."""
+    """Return the value as JSON; bytes as UTF-8 with replacement, numpy values as plain ones."""
     return Text(json=json.dumps(value, default=_plain))
 
 

@@ -1,13 +1,12 @@
 """Parked and blocked keys of a subscription: finds the keys of parked messages, and carries out decisions.
 
-The core holds messages by hash; here they are read, a few at a time and in ascending order, and their keys are told to
-it. What stands in the subscription's record is which keys they are and which of their messages failed; the messages
-stay where they are, in the log, which is kept from the mark-delete position on
-(`docs/decisions/0024-a-parked-key-stays-in-the-log.md`).
+The core holds messages by hash. Here they are read, a few at a time and in ascending order, and the core learns their
+keys. The subscription's record names the parked keys, and which of their messages failed; the messages stay in the log,
+which is kept from the mark-delete position on (`docs/decisions/0024-a-parked-key-stays-in-the-log.md`).
 
-A decision is answered when the version of the record is durable that holds it. Of a key that is redriven that is the
-one in which it is gone. What is discarded is done first, and durably; only then its key goes on, since nobody would
-tell a later owner of it, which would send the failed message again, behind what followed it.
+A decision is answered when the version of the record is durable that holds it. For a redriven key that is the version
+without the key. For a discarded key the failed message is done first, and durably; only then the key goes on. A later
+owner that did not know of the decision would otherwise send the failed message again, behind later ones of its key.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from sluice.storage.format.position import Positions, parse, positions_of, run_p
 
 RETRY_FIRST, RETRY_MOST = 100, 5_000
 AT_ONCE = 4_096
-"""Messages that are looked at together."""
+"""The number of messages that are read together."""
 
 
 class ParkedKeys:
@@ -56,7 +55,7 @@ class ParkedKeys:
     # -- whose messages they are ------------------------------------------------------------------------------------
 
     def examine(self) -> None:
-        """Something failed, or lies behind it: find out whose it is, unless that is being done."""
+        """Read messages that failed, or lie behind one, to find their keys, unless a task is doing so."""
         if not self._working and self._core.parking.waits_for_reading:
             self._working = True
             self._ports.spawn(self._work(), "parked keys")
@@ -85,7 +84,7 @@ class ParkedKeys:
                 self._ack_handler.done_elsewhere(received)
 
     async def _messages(self, positions: Positions) -> AsyncIterator[Received | Positions]:
-        """These messages, and the positions of those that the topic no longer has. Raises SluiceError."""
+        """Yield these messages, and the positions of those that the topic no longer has. Raises SluiceError."""
         if not len(positions):
             return
         parts = self._runs.parts(positions, NO_COUNTS, 0)
@@ -122,7 +121,7 @@ class ParkedKeys:
     # -- what operators see -------------------------------------------------------------------------------------------
 
     def listing(self, request: ListParked) -> dict[str, Any]:
-        """See messages.ListParked. Messages and bytes: of what was read so far."""
+        """See messages.ListParked. Messages and bytes count only what was read so far."""
         parking = self._core.parking
         counts = parking.counts()
         rows = [self._row(each, *counts[each.number]) for each in parking.held()[: request.top]]
@@ -139,7 +138,7 @@ class ParkedKeys:
         }
 
     def alarm(self) -> str:
-        """Which limit is reached; empty if none is."""
+        """Return which limit is reached; empty if none is."""
         parking = self._core.parking
         if not parking.limited:
             return ""
@@ -151,11 +150,11 @@ class ParkedKeys:
         )
 
     def stats(self) -> dict[str, Any]:
-        """The count of discarded messages since this owner began, and the alarm."""
+        """Return the count of discarded messages since this owner began, and the alarm."""
         return {"msgDiscardedTotal": self.discarded, "parkingAlarm": self.alarm()}
 
     def gate(self, key: bytes | None, position: int | None) -> dict[str, Any] | None:
-        """The reason for an explanation, of a key or of a message; None: parking does not hold it."""
+        """Return the reason for an explanation, of a key or of a message; None: parking does not hold it."""
         parking = self._core.parking
         held = None if key is None else parking.find(key)
         if position is not None:
@@ -183,7 +182,7 @@ class ParkedKeys:
     # -- what they decide ---------------------------------------------------------------------------------------------
 
     def _chosen(self, request: DecideParked) -> list[ParkedKey]:
-        """The keys that are meant. Raises Invalid."""
+        """Return the keys that the request names. Raises Invalid."""
         request.check()
         parking = self._core.parking
         if not parking.on:
@@ -228,7 +227,7 @@ class ParkedKeys:
         return {"keys": len(chosen), "messages": len(gone)}
 
     async def _of_keys(self, chosen: list[ParkedKey], end: int) -> AsyncIterator[Positions]:
-        """Messages of these keys from the failed ones to `end`, neither done nor delayed. Raises SluiceError."""
+        """Yield messages of these keys from the failed ones to `end`, neither done nor delayed. Raises SluiceError."""
         named = [each for each in chosen if each.key is not None]
         if not named:
             return
@@ -246,7 +245,7 @@ class ParkedKeys:
                         yield received.positions[(which < len(named)) & (received.positions >= failed[which])]
 
     async def _index(self, at: int, end: int, hashes: Hashes) -> tuple[Positions, int | None]:
-        """Open messages of some runs with these hashes, and where to read on; None: there is nothing more."""
+        """Return the open messages of some runs with these hashes, and where to read on; None: the log ends there."""
         runs, resume = await self._log.runs(at)
         found = [NO_POSITIONS]
         for run, columns in runs:
@@ -260,7 +259,7 @@ class ParkedKeys:
 
 
 class RecordedParkedKeys:
-    """See `Recorded`: which keys are parked, and which of their messages failed."""
+    """The parked keys, and which of their messages failed; see `Recorded`."""
 
     field = "parked"
 
@@ -280,7 +279,7 @@ class RecordedParkedKeys:
 
 
 def _as_text(key: bytes | None) -> str | None:
-    """A key as it can be typed; None if it cannot."""
+    """Return a key as it can be typed; None if it cannot."""
     try:
         text = None if key is None else key.decode()
     except UnicodeDecodeError:
@@ -293,7 +292,7 @@ def _name(each: ParkedKey) -> str | None:
 
 
 def _sizes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """About the bytes of each message: key and payload."""
+    """Return about the bytes of each message: key and payload."""
     names = [name for name in ("key", "payload") if name in rows.schema.names]
     sizes = [pc.fill_null(pc.binary_length(rows.column(name)), 0).to_numpy(zero_copy_only=False) for name in names]
     total: npt.NDArray[np.int64] = np.add.reduce([each.astype(np.int64) for each in sizes])

@@ -1,15 +1,15 @@
 """Moves a subscription: seek, skip, clear, expire.
 
-Whatever moves the read position holds the reader while it works, so that nothing is read on the strength of the old
-position. Skipping keeps what connected consumers hold (KS-45); seeking ends every session, and dispatch begins again
-only when each of those consumers was told so or its lease has run out. The stores are asked last: an outage is told to
-who asked, and leaves a subscription that has moved, not one that is torn between two places. Until that is durable
-nothing is sent (`CursorStore.hold_back`).
+An operation that moves the read position holds the reader while it works, so that nothing is read on the strength of
+the old position. Skipping keeps the messages that connected consumers hold (KS-45). Seeking ends every session, and
+dispatch begins again only when each of those consumers knows so or its lease has run out. The stores come last: an
+outage is reported to the caller, and leaves a subscription that has moved, not one that is torn between two places.
+Until the move is durable nothing is sent (`CursorStore.hold_back`).
 
-Each may wait long for the topic, longer than whoever asked for it. A seek is void when anything that was asked for
-later has been carried out meanwhile, and the others are when a later seek has: what those were answered holds. When a
-later clear has, nothing is left for them to do: what has come since is not what they were asked about. Policies only
-take away what is too old or too much, at any time.
+Each may wait long for the topic, longer than its caller does. A seek is void if an operation that was asked for later
+has been carried out meanwhile; the other operations are void if a later seek has been: its answer must hold. After a
+later clear nothing is left for them to do: messages that came since then are not those that they were for. Policies
+only remove messages that are too old or too many, at any time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sluice.storage.format.cursor import Cursor
 from sluice.storage.format.position import ledger_of, parse, position, show
 
 CLOCKS_DIFFER = 60_000
-"""By how much an operator's clock may be ahead of the broker's, in milliseconds."""
+"""The most by which an operator's clock may be ahead of the broker's, in milliseconds."""
 _SHOWN = 5
 
 
 class Seeker:
-    """Moves the cursor as an operator or the topic's policies demand."""
+    """The part of a dispatcher that moves the cursor as an operator or the topic's policies demand."""
 
     def __init__(
         self, context: SubscriptionContext, reader: BacklogReader, ack_handler: AckHandler, leases: Leases
@@ -44,7 +44,7 @@ class Seeker:
         self._reader, self._ack_handler, self._leases = reader, ack_handler, leases
         self._expiry = TopicExpiry(context.ports, context.topic.topic)
         self._asked = self._sought = self._skipped = 0
-        """How often operators asked, and the numbers of the last seek, and of the last of the others, carried out."""
+        """The number of requests of operators; the last seek carried out, and the last other operation."""
         self._cleared = (0, 0)
         """The number of the last clear that was carried out, and where the subscription went on."""
         self._expired = 0
@@ -70,9 +70,9 @@ class Seeker:
             raise Conflict("what was asked for later has moved the subscription")
 
     async def skip(self, messages: int) -> tuple[int, int]:
-        """The next `messages` that are not done count as done, in whichever ledgers they lie.
+        """Mark the next `messages` that are not done as done, in whichever ledgers they lie.
 
-        Returns how many, and where it goes on; so do the following.
+        Returns how many, and where the subscription goes on; so do the following.
         """
         number = self._number()
         ends = await self._log.ends()
@@ -80,23 +80,23 @@ class Seeker:
         return await self._skip_to(behind(self._cursor, ends, messages), number)
 
     async def clear(self) -> tuple[int, int]:
-        """All existing messages count as done, including those read meanwhile and delayed ones."""
+        """Mark all existing messages as done, including those read meanwhile and delayed ones."""
         number = self._number()
         return await self._skip_to((await self._log.ends()).next, number, everything=True)
 
     async def expire(self, before: int) -> tuple[int, int]:
-        """Everything that was published before a time (ms) counts as done."""
+        """Mark everything as done that was published before a time (ms)."""
         number = self._number()
         expired, position = await self._skip_to(await self._position_of(before), number)
         self._expired += expired
         return expired, position
 
     def stats(self) -> dict[str, Any]:
-        """For the subscription's statistics."""
+        """Return the counts for the subscription's statistics."""
         return {"totalMsgExpired": self._expired}
 
     async def expire_old(self) -> None:
-        """Messages that are too old, or too many, count as done: see actors.policies.expiry."""
+        """Mark messages as done that are too old, or too many: see actors.policies.expiry."""
         limits = await self._expiry.now(await self._directory.settings(self._topic.topic))
         if limits.age:
             found = await self._topic.ask(FindTime(time=max(self._ports.clock.now() - limits.age, 0)))
@@ -107,7 +107,7 @@ class Seeker:
             await self._drop_before(excess.position or 0)
 
     async def _drop_before(self, position: int) -> int:
-        """Returns how many messages that were not done count as done now."""
+        """Mark everything before a position as done; returns how many messages that changed."""
         return (await self._skip_to(position))[0] if position > self._cursor.mark_delete + 1 else 0
 
     async def _position_of(self, time: int) -> int:
@@ -117,7 +117,7 @@ class Seeker:
     # -- how it is done -------------------------------------------------------------------------------------------
 
     async def _skip_to(self, target: int, number: int | None = None, *, everything: bool = False) -> tuple[int, int]:
-        """Everything before a position counts as done. Messages that come meanwhile are not in the returned number.
+        """Mark everything before a position as done. Messages that come meanwhile are not in the returned number.
 
         number: of an operator's request. Raises Conflict if a seek that was asked for later was carried out.
         """
@@ -135,9 +135,9 @@ class Seeker:
     async def _seek(self, number: int, target: int) -> int:
         """Start over at a position, or where the topic begins if that lies behind it; durable when it returns.
 
-        Every session ends, the consumers come back by themselves. The topic is told before anything moves, so that what
-        is sought is not trimmed. Has moved nothing if it raises Unavailable, because the topic does not answer, or
-        Conflict, because what was asked for after this `number` has moved the subscription.
+        Every session ends, the consumers come back by themselves. The topic learns of it before anything moves, so that
+        the messages are not trimmed. Nothing has moved if it raises Unavailable, because the topic does not answer, or
+        Conflict, because an operation that was asked for after this `number` has moved the subscription.
         """
         with self._reporter.seeking(target):
             target = await self._reporter.secure(target)
@@ -154,8 +154,9 @@ class Seeker:
         return target
 
     async def _forward(self, target: int, *, everything: bool = False) -> int:
-        """Everything before `target` is done; with `everything`, also messages read beyond it meanwhile. Returns how
-        many that were not done before are done by this, whatever else moves the subscription until it is durable.
+        """Mark everything before `target` as done; with `everything`, also messages read beyond it meanwhile.
+
+        Returns how many messages that changed, whatever else moves the subscription until it is durable.
         """
         end = self._reader.end
         with self._reader.held():
@@ -174,9 +175,9 @@ class Seeker:
 
 
 def named_position(wanted: str, ends: Ends) -> int:
-    """The position that a message id, `earliest` or `latest` names in a topic as it is now.
+    """Return the position that a message id, `earliest` or `latest` names in a topic as it is now.
 
-    What was trimmed away means the oldest message that is kept. Raises Invalid for a place that never was: a seek to it
+    A trimmed message means the oldest message that is kept. Raises Invalid for a place that never was: a seek to it
     would silently be one to the end.
     """
     if wanted in ("earliest", "latest"):
@@ -195,7 +196,7 @@ def named_position(wanted: str, ends: Ends) -> int:
 
 
 def check_time(time: int, now: int) -> None:
-    """Raises Invalid for a time in the future, which a time in micro- or nanoseconds is as well."""
+    """Raise Invalid for a time in the future, which a time in micro- or nanoseconds is as well."""
     if time > now + CLOCKS_DIFFER:
         raise Invalid(
             f"the time {time} lies in the future: times are milliseconds since 1970, now is {now}; "
@@ -204,7 +205,7 @@ def check_time(time: int, now: int) -> None:
 
 
 def behind(cursor: Cursor, ends: Ends, messages: int) -> int:
-    """The position behind the next `messages` that are not done; the end of the topic if there are fewer."""
+    """Return the position behind the next `messages` that are not done; the end of the topic if there are fewer."""
     for ledger, last_entry in ends.ledgers:
         first = max(position(ledger, 0), cursor.mark_delete + 1)
         last = min(

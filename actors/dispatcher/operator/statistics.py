@@ -1,6 +1,6 @@
 """Statistics of one subscription on one partition, with Pulsar's names.
 
-Everything is counted where it happens, and here it is only put together: a part that counts something has a method
+Each part counts its own events, and here the counts are only put together: a part that counts something has a method
 `stats`, and is in the list that `Components` hands over.
 """
 
@@ -25,11 +25,11 @@ class Counts(Protocol):
     """A part of the dispatcher that counts something."""
 
     def stats(self) -> dict[str, Any]:
-        """Its statistics, with names that no other part uses."""
+        """Return the part's statistics, with names that no other part uses."""
 
 
 class Statistics:
-    """Puts the statistics together. parts: all that count something of their own."""
+    """The collection of all statistics. parts: the parts that count something of their own."""
 
     def __init__(
         self,
@@ -46,11 +46,10 @@ class Statistics:
         self._reader, self._ack_handler, self._deliverer, self._parts = reader, ack_handler, deliverer, parts
 
     async def collect(self) -> dict[str, Any]:
-        """All of it. What waits at the end of the topic hears of it, and of every ledger on the way; without room, and
-        while there is more to read, the end and the ledgers up to it are looked up first.
+        """Return all statistics. The end of the topic is looked up first, unless a read waits there and knows it.
 
-        Raises Unavailable while an owner that is new has not heard of the topic's end: it cannot tell the backlog, and
-        whoever waits for an empty one must not be told of one.
+        Raises Unavailable while a new owner does not know the topic's end: it cannot count the backlog, and a caller
+        that waits for an empty one must not see one.
         """
         reader = self._reader
         await reader.know_end()
@@ -98,7 +97,7 @@ class Statistics:
         }
 
     def _position(self) -> dict[str, Any]:
-        """Its position, and what it keeps for it."""
+        """Return the counts of the subscription's position and backlog, and the memory for them."""
         delayed = self._tracker.count()
         backlog = self._ack_handler.count(self._reader.reach)
         return {

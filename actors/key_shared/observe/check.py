@@ -70,7 +70,7 @@ def check(core: DispatchState) -> None:
 
 
 def _check_revoked(core: DispatchState, hashes: Reduced, positions: Positions, state: npt.NDArray[np.uint8]) -> None:
-    """Exactly what lies behind a message that waits, or did when it was asked back, is revoked."""
+    """Check that exactly the messages behind one that waits, or did when they were asked back, are revoked."""
     window = core.window
     flags = window.flags[window.head : window.tail]
     revoked = (state == PENDING) & ((flags & REVOKED) != 0)

@@ -43,7 +43,7 @@ _WAITING = (FRESH, REPLAY, UNORDERED)
 def explain(
     core: DispatchState, *, key_hash: int | None, hash: int | None, position: int | None, now: int
 ) -> dict[str, Any]:
-    """The answer as a JSON object: hash, owner, state, verdict, and `reasons`, the most important first."""
+    """Return the answer as a JSON object: hash, owner, state, verdict, and `reasons`, the most important first."""
     if sum(what is not None for what in (key_hash, hash, position)) != 1:
         raise Invalid("explain needs exactly one of a key, a hash and a position")
     if not 0 <= (position or 0) < 1 << 63:
@@ -83,7 +83,7 @@ def explain(
 
 
 def row_reasons(core: DispatchState, row: int, now: int) -> list[Reason]:
-    """Why one row of the window is not (again) going out."""
+    """Return why one row of the window is not (again) going out."""
     window = core.window
     state = int(window.state[row])
     if state == PENDING:
@@ -129,7 +129,7 @@ def _gates(core: DispatchState, row: int) -> list[Gate]:
 
 
 def _earlier(core: DispatchState, row: int) -> int | None:
-    """The first row of the same hash that waits for redelivery and goes before this one.
+    """Return the first row of the same hash that waits for redelivery and goes before this one.
 
     What was read forward waits behind all of them, what waits itself behind those with a lower position.
     """
@@ -181,7 +181,7 @@ def _gate_reason(core: DispatchState, gate: Gate, row: int, now: int) -> Reason:
 
 
 def _recently_joined(core: DispatchState, policy: RecentlyJoined, row: int, now: int) -> Reason:
-    """Whose joining holds the row back, which for a redelivery may be that of another newcomer than its owner."""
+    """Explain which recent joining holds the row back. For a redelivery, the newcomer need not be its owner."""
     window, slot = core.window, int(core.tables.owner[int(core.window.hash[row])])
     pending = window.rows_in(PENDING)
     mine = (window.hash[pending] == window.hash[row]) & (window.consumer[pending] != slot)
@@ -207,7 +207,7 @@ def _recently_joined(core: DispatchState, policy: RecentlyJoined, row: int, now:
 
 
 def _redelivery(core: DispatchState, value: int, now: int) -> Reason:
-    """The key waits because later messages of it were asked back, behind one that was given back."""
+    """Explain that the key waits because later messages of it were asked back, behind one that was given back."""
     window = core.window
     rows = window.rows_in(PENDING)
     rows = rows[(window.hash[rows] == value) & ((window.flags[rows] & REVOKED) != 0)]
@@ -223,7 +223,7 @@ def _redelivery(core: DispatchState, value: int, now: int) -> Reason:
 
 
 def _delayed_redelivery(core: DispatchState, value: int) -> Reason | None:
-    """The first message that holds back its key was given back with a delay; None if it is another kind."""
+    """Explain that the first message that holds back its key was given back with a delay; None if it was not."""
     window = core.window
     row = int(window.find(core.tables.held_from[value : value + 1])[0])
     if window.state[row] != WAITING:
@@ -236,7 +236,7 @@ def _delayed_redelivery(core: DispatchState, value: int) -> Reason | None:
 
 
 def _permit_reasons(core: DispatchState, row: int) -> list[Reason]:
-    """Permits and limits of the owner, and the place of the row among what else waits for it."""
+    """Return reasons from permits and limits of the owner, and the row's place among the rows that wait for it."""
     window, members = core.window, core.members
     slot = int(core.tables.owner[int(window.hash[row])])
     allowance = members.allowance()
@@ -282,7 +282,7 @@ def _unacked(core: DispatchState, slot: int) -> Reason:
 
 
 def _nobody_may(core: DispatchState) -> list[Reason]:
-    """No consumer may get anything: some hold as much as they may, the others are out of permits."""
+    """Explain that no consumer may get anything: some hold as many as they may, the others are out of permits."""
     blocked = [member.slot for member in core.members if core.members.blocked[member.slot]]
     reasons = [_unacked(core, slot) for slot in blocked[:_SHOWN]]
     if len(blocked) < len(core.members):
@@ -312,7 +312,7 @@ def _ahead(core: DispatchState, row: int) -> int:
 
 
 def _elsewhere(core: DispatchState, position: int) -> dict[str, Any]:
-    """A position that is not in the window."""
+    """Explain the state of a position that is not in the window."""
     holder = next((member for member in core.members.claiming() if position in member.claims), None)
     if holder is not None:
         held = [{"message_id": show(position), "consumer": owner_name(core, holder.slot), "session": holder.number}]
@@ -327,7 +327,7 @@ def _elsewhere(core: DispatchState, position: int) -> dict[str, Any]:
 
 
 def read_reasons(core: DispatchState) -> list[Reason]:
-    """Why nothing more is read forward now; `not_read` if nothing prevents it."""
+    """Return why nothing more is read forward now; `not_read` if nothing prevents it."""
     members = core.members
     if not len(members):
         return [_reason("no_owner", "no consumer is connected", "a consumer joining")]
@@ -348,9 +348,7 @@ def read_reasons(core: DispatchState) -> list[Reason]:
 
 
 def due_reasons(core: DispatchState) -> list[Reason]:
-    """Why a delayed message that is due is not taken out of the delayed index now; `deliverable` if nothing prevents
-    it.
-    """
+    """Return why a due message is not taken out of the delayed index now; `deliverable` if nothing prevents it."""
     if not len(core.members):
         return [_reason("no_owner", "no consumer is connected", "a consumer joining")]
     reasons = [] if core.members.allowance().any() else _nobody_may(core)
@@ -372,14 +370,14 @@ def _look_ahead(core: DispatchState, waiting: int) -> list[Reason]:
 
 
 def _first_waiting(core: DispatchState, rows: Rows) -> int | None:
-    """The row of a hash that would go out first."""
+    """Return the row of a hash that would go out first."""
     state = core.window.state[rows]
     waiting = rows[np.isin(state, _WAITING)]
     return int(waiting[0]) if len(waiting) else None
 
 
 def _nothing_waits(core: DispatchState, rows: Rows, now: int) -> list[Reason]:
-    """No row of the hash asks to be sent."""
+    """Explain that no row of the hash asks to be sent."""
     if len(rows) == 0:
         return [
             _reason(
@@ -391,7 +389,7 @@ def _nothing_waits(core: DispatchState, rows: Rows, now: int) -> list[Reason]:
 
 
 def _same_hash(core: DispatchState, rows: Rows, key_hash: int) -> list[Reason]:
-    """Another key shares the hash, and the key waits for its messages."""
+    """Explain that another key shares the hash, and the key waits for its messages."""
     others = rows[core.window.masked_hash[rows] != key_hash]
     held = others[core.window.state[others] == PENDING]
     if len(held) == 0:
@@ -416,7 +414,7 @@ def _counts(core: DispatchState, rows: Rows) -> dict[str, int]:
 
 
 def _holders(core: DispatchState, rows: Rows, now: int) -> list[dict[str, Any]]:
-    """Pending messages, the oldest position first: where they are and since when."""
+    """Return pending messages, the oldest position first: where they are and since when."""
     window = core.window
     return [
         {
@@ -431,7 +429,7 @@ def _holders(core: DispatchState, rows: Rows, now: int) -> list[dict[str, Any]]:
 
 
 def owner_name(core: DispatchState, slot: int) -> str:
-    """What the consumer in a slot that is taken is called in answers."""
+    """Return the name in answers of the consumer in a taken slot."""
     member = core.members.at(slot)
     return f"{member.name}#{member.number}"
 
@@ -446,7 +444,7 @@ def _reason(gate: str, text: str, unblocks: str, **more: object) -> Reason:
 
 
 def blocked_keys(core: DispatchState, top: int, now: int) -> list[dict[str, Any]]:
-    """Hashes with waiting messages, the longest waiting first, with the reasons of their first message."""
+    """Return hashes with waiting messages, the longest waiting first, with the reasons of their first message."""
     window = core.window
     rows = window.rows_in(*_WAITING)
     hashes, first, counts = np.unique(window.hash[rows], return_index=True, return_counts=True)

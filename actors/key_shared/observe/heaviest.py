@@ -34,7 +34,9 @@ class Heaviest:
 
 
 def heaviest(window: Window, members: list[AttachedConsumer], fewest: int) -> Heaviest | None:
-    """The heaviest key now; None: no key has more than half, and so many. Delayed and dead messages do not count."""
+    """Return the heaviest key now; None: no key has more than half, and enough of them.
+    Delayed and dead messages do not count.
+    """
     if window.live < fewest:
         return None
     rows = window.rows_in(FRESH, REPLAY, UNORDERED, WAITING, PENDING)
@@ -59,6 +61,6 @@ def heaviest(window: Window, members: list[AttachedConsumer], fewest: int) -> He
 
 
 def held_keys(window: Window) -> tuple[Hashes, Positions]:
-    """Masked hashes and positions of what consumers hold, uint32 and int64 (n,), positions ascending."""
+    """Return masked hashes and positions of held messages, uint32 and int64 (n,), positions ascending."""
     rows = window.rows_in(PENDING)
     return window.masked_hash[rows], window.position[rows]

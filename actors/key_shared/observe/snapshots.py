@@ -59,7 +59,7 @@ class _Freezer(pickle.Pickler):
 
 
 def _sparse(array: npt.NDArray[Any]) -> tuple[Any, ...] | None:
-    """A long column that mostly has its last value, by the rows that have another one; None for any other array."""
+    """Return a long array that mostly has its last value by the rows with another one; None for other arrays."""
     if array.ndim != 1 or array.nbytes < _LONG:
         return None
     rows = np.flatnonzero(array != array[-1])
@@ -105,14 +105,14 @@ class _Thawer(pickle.Unpickler):
 
 
 def freeze(core: DispatchState) -> bytes:
-    """The state as bytes. No array of it belongs to two parts, so each is written where it is found."""
+    """Return the state as bytes. No array of it belongs to two parts, so each is written where it is found."""
     out = pa.BufferOutputStream()
     _Freezer(out, _PROTOCOL).dump(core)
     return bytes(out.getvalue())
 
 
 def thaw(data: bytes) -> DispatchState:
-    """The state that `freeze` wrote. Raises Corrupt."""
+    """Return the state that `freeze` wrote. Raises Corrupt."""
     try:
         core = _Thawer(pa.BufferReader(data)).load()
     except Corrupt:

@@ -22,7 +22,7 @@ _NO_HASHES = np.zeros(0, np.intp)
 
 
 def stats(core: DispatchState, now: int) -> dict[str, Any]:
-    """The subscription with its consumers.
+    """Return the subscription with its consumers.
 
     Its drainingHashesClearedTotal never falls: it also counts what was cleared of consumers that have left. Pulsar's is
     the sum over those that are connected.
@@ -70,8 +70,9 @@ def stats(core: DispatchState, now: int) -> dict[str, Any]:
 
 
 def _draining(core: DispatchState) -> dict[int, HashIndex]:
-    """The draining hashes by the slot of their holder. A subscription may have a thousand consumers, so the tables are
-    looked at once, and not for each of them.
+    """Return the draining hashes by the slot of their holder.
+
+    A subscription may have a thousand consumers, so the tables are looked at once, and not for each of them.
     """
     if not core.tables.draining:
         return {}

@@ -1,4 +1,4 @@
-"""Which messages wait for their first delivery, and by which gate: the same gates as the dispatch, without reasons."""
+"""The messages that wait for their first delivery, and by which gate: the gates of the dispatch, without reasons."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from sluice.storage.format.position import Positions
 
 
 class WaitingMessages(NamedTuple):
-    """One row a message that was never sent, each of shape (n,). hashes: masked, uint32. owners: number of the consumer
-    that should get it, int64, 0 for nobody. reasons: index in REASONS, uint8. holders: number of the consumer whose
-    messages hold a draining hash, int64, 0 for another reason.
+    """The messages that were never sent, one row each, shape (n,).
+
+    hashes: masked, uint32. owners: number of the consumer that should get it, int64, 0 for none. reasons: index in
+    REASONS, uint8. holders: number of the consumer whose messages hold a draining hash, int64, 0 for another reason.
     """
 
     positions: Positions
@@ -37,7 +38,7 @@ class WaitingMessages(NamedTuple):
 
 
 def waiting(core: DispatchState) -> WaitingMessages:
-    """All that wait, and the first gate that holds each."""
+    """Return all messages that wait, and the first gate that holds each."""
     window = core.window
     rows = window.rows_in(FRESH, REPLAY, UNORDERED, HELD, WAITING, DEAD)
     rows = rows[(window.flags[rows] & DELIVERED) == 0]
@@ -56,7 +57,7 @@ def waiting(core: DispatchState) -> WaitingMessages:
 
 
 def reads_not_because(core: DispatchState) -> str:
-    """The gate that keeps the next messages from being read, by its name in REASONS: the first that `explain` names."""
+    """Return the gate that keeps the next messages from being read, a name in REASONS: the first of `explain`."""
     members = core.members
     if not len(members):
         return Gate.NO_OWNER.name.lower()
@@ -68,7 +69,7 @@ def reads_not_because(core: DispatchState) -> str:
 
 
 def positions_of(core: DispatchState, key_hash: int) -> Positions:
-    """Positions of the messages of a masked hash that are not done, ascending."""
+    """Return positions of the messages of a masked hash that are not done, ascending."""
     found = []
     for table in (core.window, core.parked.table):
         rows = table.rows_live()

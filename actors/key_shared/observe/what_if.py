@@ -1,4 +1,4 @@
-"""What would happen if consumers came or left: the selector is asked with them, and nothing changes."""
+"""Answers what would happen if consumers came or left: a copy of the selector tries it, and nothing changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_POINTS = 100_000
 
 
 def what_if(core: DispatchState, add: int, remove: Sequence[str]) -> dict[str, Any]:
-    """How many hashes would move if consumers came or left, beside the fewest possible, and how many would drain.
+    """Count the hashes that would move if consumers came or left, and those that would drain; give the fewest possible.
 
     Consumers are removed by name, or by `name#number`. Nothing changes. Raises NotFound for an unknown name.
     """
@@ -55,7 +55,7 @@ def what_if(core: DispatchState, add: int, remove: Sequence[str]) -> dict[str, A
 
 
 def _least_moved(core: DispatchState, leaving: set[int], add: int) -> int:
-    """Fewest hashes that any even division would move: all of the leavers', and the newcomers' fair share."""
+    """Return the fewest hashes that any even division moves: all of the leavers', and the newcomers' fair share."""
     total = HASH_RANGE - 1
     owner = core.tables.owner[1:]
     stay = [member for member in core.members if member.number not in leaving]

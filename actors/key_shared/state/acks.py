@@ -23,7 +23,7 @@ from sluice.storage.format.position import Positions
 
 
 def acknowledge(core: DispatchState, positions: Positions, consumer: int | None) -> Positions:
-    """These messages are done; returns those that were here, ascending, each once."""
+    """Mark messages as done, and return those that were here, ascending, each once."""
     done, unread = _acknowledge(core, positions)
     _credit(core, consumer, len(done) + len(unread))
     core.window.trim()
@@ -31,7 +31,7 @@ def acknowledge(core: DispatchState, positions: Positions, consumer: int | None)
 
 
 def acknowledge_all(core: DispatchState, reports: list[tuple[Positions, int | None]]) -> None:
-    """The same for many reports (positions in any order, consumer) at once."""
+    """Do the same for many reports (positions in any order, consumer) at once."""
     if len(reports) == 1:
         acknowledge(core, *reports[0])
         return
@@ -52,7 +52,10 @@ def acknowledge_all(core: DispatchState, reports: list[tuple[Positions, int | No
 
 
 def _acknowledge(core: DispatchState, positions: Positions) -> tuple[Positions, Positions]:
-    """Those in the window, and those that consumers hold but that were not read again; ascending, each once."""
+    """Return the messages that were in the window, and those that consumers held before they were read again.
+
+    Both are ascending, and each message comes once.
+    """
     parking.forget(core, positions)
     window = core.window
     rows, done = window.locate(positions)
@@ -74,7 +77,7 @@ def _acknowledge(core: DispatchState, positions: Positions) -> tuple[Positions, 
 
 
 def _drop_waiting(core: DispatchState, rows: Rows) -> None:
-    """Messages are done that no consumer holds: some had been given back, others were perhaps never sent."""
+    """Drop done messages that no consumer holds: some had been given back, others were perhaps never sent."""
     if core.policy.ordered and bool((core.window.flags[rows] & DELIVERED == 0).any()):
         core.note_done_unsent()
     core.drop(rows)

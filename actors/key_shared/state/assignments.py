@@ -1,7 +1,7 @@
 """The assignments of one dispatch pass: whole columns, sorted by consumer, and cut for one only on request.
 
-With hundreds of consumers the cuts are most of the objects of a pass. Whoever works on columns takes the `shares`
-and needs none of them; whoever serves one consumer after the other iterates, and gets one `Assignment` for each.
+With hundreds of consumers the cuts are most of the objects of a pass. A caller that works on columns takes the `shares`
+and needs no cut; a caller that serves single consumers iterates, and gets one `Assignment` for each.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Assignment(NamedTuple):
 
 
 class Share(NamedTuple):
-    """One pass. Consumer number consumers[i] gets the rows from ends[i-1] to ends[i].
+    """The result of one pass. Consumer number consumers[i] gets the rows from ends[i-1] to ends[i].
 
     positions: int64, ascending within each consumer. redeliveries: uint8, one a row; empty = all 0. consumers, ends:
     int64, one a consumer that gets anything. dispatch: number of the first row.
@@ -60,7 +60,7 @@ class ReadGates:
         """The end (ms) of each gate that was there, oldest first."""
 
     def own_since(self, now: int) -> None:
-        """The owner is there since `now` (ms), unless that was known before."""
+        """Note that the owner is there since `now` (ms), unless that was known before."""
         self.since = self.since or now
 
     def read_at(self, now: int) -> None:
@@ -73,7 +73,7 @@ class ReadGates:
             del self._past[:-_GATES]
 
     def next(self, gate: str) -> None:
-        """From the last reading on this one is there."""
+        """Note the gate that holds reading back from the last reading on."""
         self._now = gate
 
     def parts(self, appended: int) -> Iterator[tuple[str, int, int]]:
@@ -104,7 +104,7 @@ class WaitTimes:
         self._came.append((count, appended))
 
     def read(self, now: int) -> None:
-        """A dispatch takes what came, at `now` (ms)."""
+        """Take the messages that came into a dispatch at `now` (ms)."""
         self.gates.read_at(now)
         for count, appended in self._came:
             for gate, start, end in self.gates.parts(appended or now):
@@ -121,7 +121,7 @@ class WaitTimes:
             self.sums += np.bincount(reasons, waited, len(self.sums)).astype(np.int64)
 
     def stats(self) -> dict[str, Any]:
-        """Histograms of the reasons that there were, by name."""
+        """Return histograms of the reasons that there were, by name."""
         names = [*map(str, STEPS_MS), "overflow"]
         return {
             REASONS[reason]: {
@@ -142,20 +142,20 @@ class DispatchCounters:
         self.waits = WaitTimes()
 
     def begin_pass(self) -> None:
-        """One more pass."""
+        """Count one more pass."""
         self.passes += 1
 
     def dispatch(self, count: int) -> int:
-        """So many messages are sent; returns the number of the first of them."""
+        """Count messages that are sent, and return the number of the first of them."""
         self.dispatched += count
         return self.dispatched - count
 
     def hold_back(self, count: int) -> None:
-        """A gate of the policy refused so many."""
+        """Count messages that a gate of the policy refused."""
         self.held_back += count
 
     def continue_from(self, before: DispatchCounters) -> None:
-        """The numbers of messages go on, and the total."""
+        """Go on with the numbers of messages and the totals of an earlier state."""
         self.dispatched, self.held_back, self.waits = before.dispatched, before.held_back, before.waits
 
 

@@ -1,6 +1,6 @@
-"""What is known of redeliveries of messages that are not in the window: an earlier owner, or a consumer, told it.
+"""Redelivery counts and delays of messages that are not in the window, as an earlier owner or a consumer reported them.
 
-When such a message is read, its row takes over what is known of it, and it is carried no longer (`nacks.recall`).
+When such a message is read, its row takes over its count and delay, and nothing is carried for it (`nacks.recall`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ MOST = 50_000
 
 
 class CarriedRedeliveries:
-    """These rows, ascending by position. Only the methods change them."""
+    """The carried rows, ascending by position. Only the methods change them."""
 
     def __init__(self) -> None:
         self._rows = NOTHING
         self.not_durable = 0
-        """How many messages found no room in the last snapshot."""
+        """The number of messages that found no room in the last snapshot."""
 
     def __len__(self) -> int:
         return len(self._rows.positions)
@@ -37,47 +37,47 @@ class CarriedRedeliveries:
         self._rows = rows
 
     def add(self, rows: Redeliveries) -> None:
-        """More is known; what is told of a position twice is merged."""
+        """Add rows; two rows of one position are merged."""
         self._rows = redeliveries.merged(self._rows, rows)
 
     def bound(self) -> None:
-        """Keep as many as may be kept."""
+        """Keep at most `MOST` rows."""
         self._rows = longest(self._rows)
 
     def snapshot(self, others: Redeliveries | None = None) -> Redeliveries:
-        """As much as fits into a record of what is carried, and of `others`, which are in the window."""
+        """Return as many rows as a record takes, of the carried ones and of `others`, which are in the window."""
         rows = self._rows if others is None else redeliveries.merged(others, self._rows)
         kept = longest(rows)
         self.not_durable = len(rows.positions) - len(kept.positions)
         return kept
 
     def pop(self, positions: Positions) -> Redeliveries:
-        """The counts of these positions (ascending), which are carried no longer."""
+        """Remove the rows of these positions (ascending), and return them."""
         known = self._here(positions)
         found, self._rows = self._rows.pick(known), self._rows.pick(~known)
         return found
 
     def delays(self) -> bool:
-        """Whether any of them waits for a time."""
+        """Return whether any message waits for a time."""
         return bool((self._rows.until > 0).any())
 
     def shift(self, by: int) -> None:
-        """All these times are so many ms later, or earlier."""
+        """Move all times of delays by `by` ms."""
         until = self._rows.until
         self._rows = self._rows._replace(until=np.where(until > 0, np.maximum(until + by, 1), 0))
 
     def discard(self, positions: Positions) -> None:
-        """These (ascending) are done."""
+        """Forget messages (ascending) that are done."""
         if len(self):
             self._rows = self._rows.pick(~self._here(positions))
 
     def forget_up_to(self, position: int) -> None:
-        """Everything up to `position` is done."""
+        """Forget all messages up to `position`: they are done."""
         if len(self) and self._rows.positions[0] <= position:
             self._rows = self._rows.pick(self._rows.positions > position)
 
     def clear(self) -> None:
-        """Everything is done."""
+        """Forget all messages: they are done."""
         self._rows = NOTHING
 
     def _here(self, positions: Positions) -> Mask:
@@ -86,7 +86,7 @@ class CarriedRedeliveries:
 
 
 def longest(rows: Redeliveries) -> Redeliveries:
-    """As many rows as are kept, those that wait the longest first."""
+    """Return as many rows as are kept, those that wait the longest first."""
     if len(rows.positions) <= MOST:
         return rows
     return rows.pick(np.sort(np.argsort(-rows.until, kind="stable")[:MOST]))

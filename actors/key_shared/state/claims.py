@@ -65,13 +65,13 @@ def claim(core: DispatchState, member: AttachedConsumer) -> None:
 
 
 def claim_all(core: DispatchState) -> None:
-    """After rows were added: claim them for those that hold them."""
+    """Claim rows that were added for the consumers that hold them."""
     for member in core.members.claiming():
         claim(core, member)
 
 
 def finish_claims(core: DispatchState, member: AttachedConsumer, positions: Positions) -> None:
-    """Some of its claims are done; they keep their keys in an ordered subscription, and nothing elsewhere."""
+    """Note that some claims of a consumer are done. They keep their keys only in an ordered subscription."""
     if len(positions) == 0:
         return
     if core.policy.ordered:

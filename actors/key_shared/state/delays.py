@@ -21,7 +21,7 @@ class Delays:
         self._added = 0
 
     def add(self, positions: Positions, until: npt.NDArray[np.int64]) -> None:
-        """Look at these at these times, int64, one each."""
+        """Look at positions at these times, int64, one each."""
         order = np.argsort(until, kind="stable")
         for start in range(0, len(positions), _WOKEN_AT_ONCE):
             some = order[start : start + _WOKEN_AT_ONCE]
@@ -34,10 +34,10 @@ class Delays:
         return self._groups[0][0] if self._groups else None
 
     def shift(self, by: int) -> None:
-        """All these times are so many ms later, or earlier."""
+        """Move all times by `by` ms."""
         self._groups = [(max(at + by, 1), number, positions) for at, number, positions in self._groups]
         heapq.heapify(self._groups)
 
     def pop_due(self, now: int) -> Positions | None:
-        """Positions to look at now, ascending; None: there are no more."""
+        """Return positions to look at now, ascending, or None."""
         return heapq.heappop(self._groups)[2] if self._groups and self._groups[0][0] <= now else None

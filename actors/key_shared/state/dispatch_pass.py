@@ -45,7 +45,7 @@ _NO_ROWS: npt.NDArray[np.intp] = np.empty(0, np.intp)
 
 
 def closed(core: DispatchState, rows: Candidates) -> Iterator[tuple[Gate, Mask]]:
-    """Each gate that holds any row back, with the rows that it holds back. The one predicate of dispatch and explain.
+    """Yield each gate that holds any row back, with these rows: the one predicate of dispatch and explain.
 
     Permits are not here: how many may go is a matter of the whole pass, see `cut`.
     """
@@ -64,7 +64,7 @@ def closed(core: DispatchState, rows: Candidates) -> Iterator[tuple[Gate, Mask]]
 
 
 def route(core: DispatchState, now: int) -> Assignments:
-    """Everything that can go out now."""
+    """Return everything that can go out now."""
     core.at(now)
     core.counters.waits.read(now)
     nacks.wake(core, now)
@@ -83,13 +83,13 @@ def route(core: DispatchState, now: int) -> Assignments:
 
 
 def redelivered(core: DispatchState) -> Rows:
-    """Rows that wait to be sent again, or are delayed ones that are due, as far as a dispatch may look at them."""
+    """Return the rows that wait to be sent again, or are delayed and due, as far as a dispatch may look at them."""
     rows = core.window.rows_in(REPLAY, UNORDERED)
     return rows[~core.window.unreached(rows)] if core.nack_ordered else rows
 
 
 def would_send(core: DispatchState) -> int:
-    """How many messages `route` would send now; changes nothing."""
+    """Return how many messages `route` would send now; changes nothing."""
     count = core.window.count
     if not core.members.allowed or not (count[FRESH] or count[REPLAY] or count[UNORDERED]):
         return 0
@@ -110,7 +110,7 @@ def would_send(core: DispatchState) -> int:
 
 
 def candidates_of(core: DispatchState, rows: Rows | slice, allowance: Counts, *, fresh: bool) -> Candidates:
-    """Rows of the window with their hashes and owners. In a Shared subscription the owners are dealt out here."""
+    """Return rows of the window with their hashes and owners. A Shared subscription deals the owners out here."""
     # As wide as an index: each of them is used as one about ten times.
     hashes = core.window.hash[rows].astype(np.intp)
     owners = deal(core, len(hashes), allowance) if core.shared else core.tables.owner[hashes]
@@ -118,7 +118,7 @@ def candidates_of(core: DispatchState, rows: Rows | slice, allowance: Counts, *,
 
 
 def closed_rows(gates: Iterable[tuple[Gate, Mask]]) -> Mask | None:
-    """Which candidates a gate holds back, bool, one a row; None: no gate holds any."""
+    """Return which candidates a gate holds back, bool, one a row; None: no gate holds any."""
     blocked: Mask | None = None
     for _, mask in gates:
         blocked = mask if blocked is None else blocked | mask
@@ -126,7 +126,7 @@ def closed_rows(gates: Iterable[tuple[Gate, Mask]]) -> Mask | None:
 
 
 def reasons_of(core: DispatchState, candidates: Candidates, gates: list[tuple[Gate, Mask]]) -> npt.NDArray[np.uint8]:
-    """Why each candidate waits, index in REASONS: the first gate that holds it back, else its owner."""
+    """Return why each candidate waits, index in REASONS: the first gate that holds it back, else its owner."""
     reasons = np.full(len(candidates.hashes), REASONS.index(NO_PERMITS), np.uint8)
     for slot in core.kept.by_slot:
         reasons[candidates.owners == slot] = REASONS.index(GRACE)
@@ -168,7 +168,7 @@ def _pass(core: DispatchState, rows: Rows | slice, out: Assignments, now: int, *
 
 
 def _note_reasons(core: DispatchState, rows: Rows, reasons: npt.NDArray[np.uint8], now: int, *, fresh: bool) -> None:
-    """Rows go on waiting; of those that wait for another reason than before, the part until now is counted."""
+    """Let rows go on waiting. If the reason of a row has changed, count its wait for the earlier reason."""
     window = core.window
     if not fresh:
         changed = (window.why[rows] != reasons) & ((window.flags[rows] & DELIVERED) == 0)
@@ -178,17 +178,17 @@ def _note_reasons(core: DispatchState, rows: Rows, reasons: npt.NDArray[np.uint8
 
 
 def _count_waits(core: DispatchState, rows: Rows, now: int) -> None:
-    """The reason for which rows waited is over."""
+    """End the waits of rows for their present reason, and count them."""
     window = core.window
     rows = rows[window.why[rows] != NO_REASON]
     core.counters.waits.end(window.why[rows], now - window.why_since[rows])
 
 
 def _mark_fresh(core: DispatchState, rows: Rows | slice, owners: Reduced, left: npt.NDArray[np.intp], now: int) -> None:
-    """Of the rows that were read forward all but `left` are with their owner now.
+    """Give the rows that were read forward to their owners, all except `left`.
 
-    Those wait with their place in the order (KS-37.3). As they are few, all are marked as sent, in the order in
-    which they lie, and these then taken back.
+    The rows of `left` wait with their place in the order (KS-37.3). As they are few, all rows are marked as sent, in
+    the order in which they lie, and then these are taken back.
     """
     window = core.window
     window.since[rows] = now
@@ -241,7 +241,7 @@ def _send(
     out: Assignments,
     now: int,
 ) -> None:
-    """Messages leave: counts, tables, sentinel, and one assignment for each consumer."""
+    """Send messages: change counts, tables and sentinel, and add one assignment for each consumer."""
     window = core.window
     if picked is None:
         slots, hashes, positions = candidates.owners, candidates.hashes, candidates.positions.copy()
@@ -301,7 +301,7 @@ def _assign(
 
 
 def deal(core: DispatchState, count: int, allowance: Counts) -> Reduced:
-    """Shared: owners for `count` rows in turn, the lowest priority number first, each a fair share of the rest."""
+    """Return owners in a Shared subscription for `count` rows: the lowest priority number first, each a fair share."""
     owners: Reduced = np.full(count, NO_SLOT, np.uint16)
     left = allowance.copy()
     done = 0

@@ -5,8 +5,7 @@ messages away from the consumers that hold them, `queue` and `unqueue` keep coun
 in the order, `change_owners` follows a join or a leave. Each keeps window, hash tables, members and sentinel in step,
 so no operation can forget one of them.
 
-`recheck` says that something waiting might be able to go out now. As long as nothing of that kind happened, waiting
-messages are not looked at again.
+`recheck` is set when a waiting message might be able to go out. While it is not set, a pass skips the waiting messages.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ UNLIMITED = 2**31 - 1
 
 
 def _policy(settings: SubscriptionSettings) -> Policy:
-    """The policy that keeps the order of keys, by the type of the subscription."""
+    """Return the policy that keeps the order of keys, by the type of the subscription."""
     if settings.type in ("exclusive", "failover"):
         return make_policy("draining_hashes")
     if settings.type == "shared" or settings.allow_out_of_order_delivery:
@@ -84,9 +83,9 @@ class DispatchState:
         ordered = settings.type == "key_shared" and not settings.allow_out_of_order_delivery
         self.holds_keys = settings.delay_key_policy == "block_key" and ordered
         self.nack_ordered = settings.nack_order == "key" and self.policy.strict
-        """What is given back keeps its place among the messages of its key (`revocation`)."""
+        """Whether a message that is given back keeps its place among the messages of its key (`revocation`)."""
         self.holding = (HELD, WAITING) if self.nack_ordered else (HELD,)
-        """States in which a row holds back the later ones of its hash until some time."""
+        """The states in which a row holds back the later ones of its hash until some time."""
         self.tables = HashTables(
             tracking=self.policy.strict, holding=self.holds_keys or self.nack_ordered, revoking=self.nack_ordered
         )
@@ -103,7 +102,7 @@ class DispatchState:
         self.now = 0
 
     def successor(self) -> DispatchState:
-        """An empty state that goes on with the numbers, the history and the totals of this one."""
+        """Return an empty state that goes on with the numbers, the history and the totals of this one."""
         new = DispatchState(
             self.settings, self.partition, first_consumer=self.members.next_number, history=self.history
         )
@@ -117,35 +116,35 @@ class DispatchState:
         return new
 
     def at(self, now: int) -> None:
-        """It is `now`, in milliseconds."""
+        """Set the time to `now`, in milliseconds."""
         if not self.now:
             self.counters.waits.gates.own_since(now)
         self.now = now
 
     def look_again(self) -> None:
-        """Something that waits might be able to go out now."""
+        """Make the next pass try the waiting messages."""
         self.recheck = True
 
     def taken_recheck(self) -> bool:
-        """Whether to look again; who asks looks."""
+        """Return whether to try the waiting messages, and reset that: the caller tries them."""
         recheck, self.recheck = self.recheck, False
         return recheck
 
     def note_done_unsent(self) -> None:
-        """Messages are done that perhaps nobody was ever sent."""
+        """Note that messages are done that were perhaps never sent."""
         self._done_unsent = True
 
     def taken_done_unsent(self) -> bool:
-        """Whether there were such since this was asked last."""
+        """Return whether there were such messages since the last call."""
         found, self._done_unsent = self._done_unsent, False
         return found
 
     def reduce(self, masked: Hashes) -> Reduced:
-        """Masked hashes (KS-1) reduced to the range of this subscription's selector (KS-2, KS-3)."""
+        """Return masked hashes (KS-1) reduced to the range of this subscription's selector (KS-2, KS-3)."""
         return reduce_hash(masked, size=self.selector.size, start=self.selector.start)
 
     def describe(self, slot: int) -> str:
-        """A consumer's name and number, unique among equal names."""
+        """Return a consumer's name and number, unique among equal names."""
         member = self.members.by_slot[slot] if slot < self.members.slots else None
         return f"consumer {member.name!r} #{member.number}" if member else "nobody"
 
@@ -171,7 +170,7 @@ class DispatchState:
         return self.parked.counted + self.window.count[DEAD] if self.parked.on else 0
 
     def look_ahead_limit(self) -> int:
-        """How many messages may wait to be sent before reading forward stops (KS-40)."""
+        """Return how many messages may wait to be sent before reading forward stops (KS-40)."""
         return look_ahead_limit(self.settings, len(self.members))
 
     def settle_limits(self) -> None:
@@ -182,15 +181,15 @@ class DispatchState:
     # -- transitions ------------------------------------------------------------------------------------------------
 
     def queue(self, rows: Rows) -> None:
-        """These rows wait with a known place in the order."""
+        """Count rows that wait with a known place in the order."""
         self.tables.queued(self.window.hash[rows])
 
     def unqueue(self, rows: Rows) -> None:
-        """The reverse of `queue`."""
+        """Reverse `queue`."""
         self.tables.unqueued(self.window.hash[rows])
 
     def move_waiting(self, rows: Rows, before: int, after: int) -> None:
-        """Rows that no consumer holds change their state, and the tables by hash with them."""
+        """Change the state of rows that no consumer holds, and the tables by hash with it."""
         if len(rows) == 0:
             return
         self.window.move(rows, len(rows), before, after)
@@ -204,7 +203,7 @@ class DispatchState:
             self._hold_keys(rows)
 
     def hold(self, rows: Rows) -> None:
-        """FRESH rows are delayed, and hold back what comes after them of their hash until `due`."""
+        """Delay FRESH rows: they hold back later rows of their hash until `due`."""
         self.window.move(rows, len(rows), FRESH, HELD)
         self._hold_keys(rows)
 
@@ -212,7 +211,7 @@ class DispatchState:
         np.minimum.at(self.tables.held_from, self.window.hash[rows], self.window.position[rows])
 
     def _unhold(self, hashes: Reduced) -> None:
-        """Rows of these hashes may be held no longer; find out which still are."""
+        """Find out which of these hashes still have rows that hold them back."""
         affected = np.zeros(HASH_RANGE, np.bool_)
         affected[hashes] = True
         self.tables.held_from[affected] = NOTHING_HELD
@@ -221,7 +220,7 @@ class DispatchState:
         self.recheck = True
 
     def release(self, rows: Rows, into: int) -> None:
-        """PENDING rows leave their consumers, each record exactly once (KS-20, KS-21)."""
+        """Take PENDING rows from their consumers, each exactly once (KS-20, KS-21)."""
         if len(rows) == 0:
             return
         window, members = self.window, self.members
@@ -246,7 +245,7 @@ class DispatchState:
         self.settle_limits()
 
     def _no_more_revoked(self, rows: Rows) -> None:
-        """Rows that leave their consumers are not asked back any more."""
+        """Stop asking rows back that leave their consumers."""
         rows = rows[(self.window.flags[rows] & REVOKED) != 0]
         if len(rows):
             self.window.flags[rows] &= np.uint8(0xFF ^ REVOKED)
@@ -287,7 +286,7 @@ class DispatchState:
             self.tables.recount()
 
     def drop(self, rows: Rows) -> None:
-        """Rows that are not PENDING are done; keeps the counts."""
+        """Mark rows that are not PENDING as done; keeps the counts."""
         window = self.window
         state = window.state[rows]
         if self.parked.on and window.count[DEAD] > 0 and (state == DEAD).any():

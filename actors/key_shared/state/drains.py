@@ -1,8 +1,8 @@
 """Statistics of draining: the most hashes at once, and how long each of them kept its messages waiting.
 
-Statistics are asked for a few times a second, and a hash drains for milliseconds, so what can be seen when somebody
-asks says little of what there was. So the peak is noted when hashes begin to drain, and each that ends leaves its
-length and the attempts that it blocked (PIP-379), counted by the consumer that had to finish.
+An operator asks for statistics a few times a second, and a hash drains for milliseconds, so a look at the present state
+shows little. Therefore the peak is noted when hashes begin to drain. Each hash that ends leaves its length and the
+attempts that it blocked (PIP-379), counted by the consumer that had to finish.
 
 Lengths and attempts go into buckets, eight to each doubling; the largest is kept as it was.
 """
@@ -25,7 +25,7 @@ Numbers = npt.NDArray[np.int64]
 _PER_DOUBLING = 8
 _NOT = -1
 CONSUMERS_KEPT = 256
-"""So many consumers are remembered by name; the counts of the one that drained longest ago go first."""
+"""The number of consumers that are remembered by name; the one that drained longest ago is forgotten first."""
 
 
 @dataclass
@@ -36,13 +36,13 @@ class Spread:
     most: int = 0
 
     def add(self, values: Numbers) -> None:
-        """Count these, shape (n,), n > 0."""
+        """Count values, shape (n,), n > 0."""
         buckets = np.ceil(np.log2(values + 1) * _PER_DOUBLING).astype(np.int64)
         self.counts.update(buckets.tolist())
         self.most = max(self.most, int(values.max()))
 
     def median(self) -> int:
-        """The upper end of the middle value's bucket, and never above the largest."""
+        """Return the upper end of the middle value's bucket, at most the largest value."""
         half, seen = sum(self.counts.values()) / 2, 0
         for bucket in sorted(self.counts):
             seen += self.counts[bucket]
@@ -68,20 +68,20 @@ class Drains:
 
     def __init__(self) -> None:
         self.peak = self.begun = self.cleared = 0
-        """The most at once; how many ever began to drain, and how many of them came free."""
+        """The most hashes at once; how many ever began to drain, and how many of them came free."""
         self.blocked = 0
-        """Times that a hash was refused because it drained, once a hash and pass; ever."""
+        """How often a draining hash was refused, once a hash and pass, in total."""
         # It comes with the first hash that drains: an idle subscription has no use for half a megabyte.
         self._since: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._by_consumer: dict[str, _Finished] = {}
 
     def continue_from(self, before: Drains) -> None:
-        """The totals and lengths go on; nothing drains any more."""
+        """Go on with the totals and lengths; no hash drains any more."""
         self.peak, self.begun, self.cleared, self.blocked = before.peak, before.begun, before.cleared, before.blocked
         self._by_consumer = before._by_consumer
 
     def owners_changed(self, tables: HashTables, now: int) -> None:
-        """The draining hashes may have changed. now: milliseconds."""
+        """Note the hashes that begin or stop to drain after a change of owners. now: milliseconds."""
         if not len(self._since):
             if not tables.draining:
                 return
@@ -93,12 +93,12 @@ class Drains:
         self.peak = max(self.peak, tables.draining)
 
     def block(self, tables: HashTables, hashes: HashIndex) -> None:
-        """These drain and were refused, each once a pass."""
+        """Count draining hashes that a pass refused; each comes once a pass."""
         tables.attempts[hashes] += 1
         self.blocked += len(hashes)
 
     def freed(self, tables: HashTables, members: Members, hashes: npt.NDArray[np.intp], now: int) -> None:
-        """These stopped draining because what was out of them is done or given back."""
+        """Count hashes that stopped draining because their pending messages were acknowledged or given back."""
         self.cleared += len(hashes)
         holders = tables.holders(hashes)
         for slot in np.unique(holders).tolist():
@@ -107,7 +107,8 @@ class Drains:
             self._finished(hashes[mine], tables.freed_attempts[mine], name, now)
 
     def returned(self, tables: HashTables, members: Members, before: Mask) -> None:
-        """Hashes that drained and belong to their holder again are cleared too, as in Pulsar; nobody is told.
+        """Count hashes as cleared that drained and belong to their holder again, as in Pulsar; no consumer learns of
+        it.
 
         before: those that drained before the change of owners, bool, one a hash.
         """
@@ -119,7 +120,10 @@ class Drains:
                 member.count_drained(int(count))
 
     def _finished(self, hashes: npt.NDArray[np.intp], attempts: npt.NDArray[np.int32], name: str, now: int) -> None:
-        """These stopped draining because the consumer of this name finished. attempts: int32, one for each hash."""
+        """Note lengths and attempts of hashes that stopped draining because the consumer of this name finished.
+
+        attempts: int32, one for each hash.
+        """
         if not len(self._since):
             return
         began = self._since[hashes]
@@ -134,7 +138,7 @@ class Drains:
         drained.add(np.maximum(now - began[known], 0), attempts[known].astype(np.int64))
 
     def stats(self) -> dict[str, Any]:
-        """For the subscription's statistics."""
+        """Return the part of the subscription's statistics about draining."""
         return {
             "drainingHashesClearedTotal": self.cleared,
             "drainingHashesPeak": self.peak,

@@ -83,7 +83,7 @@ def join(
 def _enter(
     core: DispatchState, name: str, now: int, ranges: Sequence[Range], priority: int, entry: JoinAs
 ) -> tuple[AttachedConsumer, str, bool]:
-    """The member, why owners may change, and whether others may hold earlier messages of its hashes."""
+    """Return the member, why owners may change, and whether others may hold earlier messages of its hashes."""
     members, selector = core.members, core.selector
     if entry.into is not None:
         kept, offered_to = core.kept.pop(entry.into), members.at(entry.into).to
@@ -118,7 +118,7 @@ def retire(core: DispatchState, member: AttachedConsumer, *, now: int) -> None:
 
 
 def leave(core: DispatchState, leaving: Mapping[AttachedConsumer, bool], *, now: int) -> None:
-    """Consumers leave, in one change. True: the place is kept."""
+    """Remove consumers in one change. True: the place is kept."""
     core.at(now)
     placed = {slot for slot, _ in core.selector.layout()} if core.keeps_places else frozenset[int]()
     kept = {member.slot for member, keep in leaving.items() if keep and member.keeps_place} & placed
@@ -160,12 +160,12 @@ def _cause(gone: Sequence[AttachedConsumer], what: str) -> str:
 
 
 def has_place(core: DispatchState, slot: int) -> bool:
-    """Whether this slot has a share of the hashes."""
+    """Return whether this slot has a share of the hashes."""
     return any(each == slot for each, _ in core.selector.layout())
 
 
 def layout(core: DispatchState) -> list[list[Any]]:
-    """Every place for the record: name, base, to, keeps_place, and the share as its selector has it."""
+    """Return every place for the record: name, base, to, keeps_place, and the share as its selector has it."""
     rows = []
     for slot, share in core.selector.layout():
         member = core.members.at(slot)
@@ -188,7 +188,7 @@ def restore(core: DispatchState, rows: Iterable[Sequence[Any]], *, now: int) -> 
 
 
 def successor(core: DispatchState) -> DispatchState:
-    """An empty state that goes on with this one's numbers, history and totals, and with the places."""
+    """Return an empty state that goes on with this one's numbers, history and totals, and with the places."""
     new = core.successor()
     if core.keeps_places:
         restore(new, layout(core), now=core.now)
@@ -196,7 +196,7 @@ def successor(core: DispatchState) -> DispatchState:
 
 
 def kept_stats(core: DispatchState) -> dict[str, Any]:
-    """Statistics of kept places, and of what became of them."""
+    """Return statistics of kept places, and of how they ended."""
     owner = core.tables.owner
     kept = [
         {
@@ -238,20 +238,20 @@ class HashRangeAssignments:
         self._core.kept.by_slot[slot].keep_until(over, until)
 
     def place(self, slot: int) -> AttachedConsumer:
-        """The place of a present or former consumer."""
+        """Return the place of a present or former consumer."""
         return self._core.members.at(slot)
 
     def places(self) -> list[AttachedConsumer]:
-        """The present and former consumers of all places, in the order of the ring."""
+        """Return the present and former consumers of all places, in the order of the ring."""
         return [self._core.members.at(slot) for slot, _ in self._core.selector.layout()]
 
     def get(self, consumer: int) -> AttachedConsumer | None:
-        """The consumer of that number, if it has a place."""
+        """Return the consumer of that number, if it has a place."""
         member = self._core.members.by_number.get(consumer)
         return member if member is not None and has_place(self._core, member.slot) else None
 
     def offer(self, place: AttachedConsumer, to: str) -> None:
-        """The consumer that attaches under this name takes the place over."""
+        """Offer the place to the consumer that attaches under this name."""
         place.offer_place(to)
 
     def give_place(self, consumer: int, now: int) -> bool:

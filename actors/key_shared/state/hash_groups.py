@@ -1,9 +1,9 @@
-"""Columns with a number for each of the 65,536 hashes, of which memory is taken for the hashes that were used.
+"""Columns with a number for each of the 65,536 hashes, with memory only for hashes that were used.
 
 A broker has such columns for each partition of each subscription, and with a thousand partitions a partition has few
 keys. A page of each column for each of its hashes would be most of a partition's memory. So hashes come in groups of
-GROUP neighbours, and a group gets its rows when one of it is used first. With more than MOST_GROUPS of them, or as soon
-as MANY hashes come at a time, every hash has its own row, and looking them up costs nothing.
+GROUP neighbours, and a group gets its rows at the first use of one of its hashes. With more than MOST_GROUPS groups, or
+as soon as MANY hashes come at a time, every hash has its own row, and a look-up costs nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GROUP = 1 << _BITS
 MOST_GROUPS = 254
 MANY = 256
 FEW = 16
-"""So many hashes at a time are looked up one by one, which takes less than looking into a table at once."""
+"""The most hashes that are looked up one by one, which takes less than looking into a table at once."""
 _NONE = 255
 """The place of a group that has no rows."""
 
@@ -43,7 +43,7 @@ class HashGroups:
         self.columns: list[npt.NDArray[Any]] = [np.zeros(0, dtype) for dtype in dtypes]
 
     def rows(self, hashes: HashIndex) -> HashIndex:
-        """The rows of these hashes in the columns."""
+        """Return the rows of these hashes in the columns."""
         if self._known is None:
             return hashes
         if len(hashes) <= FEW:
@@ -79,7 +79,7 @@ class HashGroups:
         return np.array(rows, np.intp)
 
     def whole(self, column: int) -> npt.NDArray[Any]:
-        """One column with a row for each hash, shape (65536,); not to be written to."""
+        """Return a column with a row for each hash, shape (65536,); not to be written to."""
         if self._known is None:
             return self.columns[column]
         every = np.zeros(HASH_RANGE, self._dtypes[column])
@@ -94,19 +94,19 @@ class HashGroups:
         return sum(column.nbytes for column in self.columns) + (0 if self._places is None else self._places.nbytes)
 
     def _hashes(self) -> npt.NDArray[np.intp]:
-        """The hashes that have rows, in the order of the rows."""
+        """Return the hashes that have rows, in the order of the rows."""
         groups = np.array(list(self._known or ()), np.intp)
         return ((groups << _BITS)[:, None] | np.arange(GROUP)).ravel()
 
     def _widen(self) -> None:
-        """Every hash has its own row from now on."""
+        """Give every hash its own row from now on."""
         hashes, columns = self._hashes(), untouched(HASH_RANGE, *self._dtypes)
         for new, old in zip(columns, self.columns, strict=True):
             new[hashes] = old[: len(hashes)]
         self.columns, self._known, self._places = columns, None, None
 
     def _add(self, groups: npt.NDArray[np.intp], known: dict[int, int]) -> None:
-        """Rows for these groups too."""
+        """Add rows for these groups."""
         for place, group in enumerate(groups.tolist(), len(known)):
             known[group] = (place - group) << _BITS
         if self._places is not None:

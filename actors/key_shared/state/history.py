@@ -21,14 +21,14 @@ from sluice.actors.messages import Event
 from sluice.storage.format.hashing import HASH_RANGE
 
 KEPT = 256
-"""So many changes are remembered."""
+"""The number of changes that are remembered."""
 _EVENTS_A_CONSUMER = 64
 NOBODY = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of owners: number from 1, when (ms), why, and each stretch that moved with old and new name.
+    """A change of owners: number from 1, when (ms), why, and each stretch that moved with old and new name.
 
     consumers: how many there were after it; 0 if it was written before that was kept.
     """
@@ -40,7 +40,7 @@ class Change:
     consumers: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the change for JSON."""
         return {
             "epoch": self.number,
             "at": self.at,
@@ -63,11 +63,11 @@ class History:
         self._changed = changed
 
     def since(self, number: int) -> list[Change]:
-        """The changes above a number, oldest first."""
+        """Return the changes above a number, oldest first."""
         return [change for change in self.changes if change.number > number]
 
     def remember(self, earlier: Iterable[Change]) -> None:
-        """Changes from before this object, in any order; the newest are kept, each once."""
+        """Add changes from before this object, in any order; the newest are kept, each once."""
         known = {change.number: change for change in [*earlier, *self.changes]}
         self.changes = [known[number] for number in sorted(known)[-KEPT:]]
 
@@ -110,7 +110,10 @@ class History:
                 del member.events[:-_EVENTS_A_CONSUMER]
 
     def owner(self, hash: int, at: int) -> dict[str, Any]:
-        """Who owned a hash at a time: name ("" for nobody) and the change that made it so; None if not known."""
+        """Return the owner of a hash at a time: its name ("" for no owner) and the change that made it so.
+
+        Both are None if the history does not reach that far.
+        """
         found: dict[str, Any] = {"owner": None, "epoch": None}
         for change in self.changes:
             for low, high, old, new in change.moved:
@@ -122,14 +125,14 @@ class History:
 
 
 def _name(members: Members, slot: int, left: Mapping[int, AttachedConsumer]) -> str:
-    """What the consumer in a slot is called in the history; empty for nobody."""
+    """Return the name in the history of the consumer in a slot; empty for a slot without one."""
     member = members.by_slot[slot] if slot < members.slots else None
     member = left.get(slot) if member is None else member
     return NOBODY if member is None else f"{member.name}#{member.number}"
 
 
 def drained(members: Members, holders: Reduced, freed: npt.NDArray[np.intp]) -> None:
-    """Hashes came free at their former holders, one for each: count them, and prepare the news."""
+    """Count hashes that came free at their former holders, one holder for each, and prepare the news."""
     for slot in np.unique(holders):
         member = members.by_slot[int(slot)]
         if member is not None:
@@ -139,12 +142,12 @@ def drained(members: Members, holders: Reduced, freed: npt.NDArray[np.intp]) -> 
 
 
 def tell_inactive(member: AttachedConsumer, number: int) -> None:
-    """A consumer of a Failover subscription has joined behind the one that is active."""
+    """Add the news that a consumer of a Failover subscription joined behind the active one."""
     member.note("inactive", (), number)
 
 
 def take_events(member: AttachedConsumer, number: int) -> list[Event]:
-    """News that this consumer has not received: revoked, assigned and drained ranges, inactive; oldest first."""
+    """Take news that a consumer has not received: revoked, assigned, drained ranges, inactive; oldest first."""
     events = [Event(kind=kind, ranges=list(ranges), epoch=epoch) for kind, ranges, epoch in member.events]
     if member.drained:
         mask = np.zeros(HASH_RANGE, np.bool_)

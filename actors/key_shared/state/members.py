@@ -38,12 +38,13 @@ def _none() -> Positions:
 
 @dataclass(slots=True, eq=False)
 class AttachedConsumer:
-    """A consumer that messages can be sent to, and what it holds from before.
+    """A consumer that messages can be sent to, and the messages that it holds from before.
 
-    claims: positions that it holds from before a change of owner and that were not read yet. finished: those of them
-    that are done already (cleared, or acknowledged by another consumer): they keep their keys and are never sent again.
-    revoked: what it is to give back and was not told yet. base: what its incarnations have in common; to: whom it hands
-    its place over to; keeps_place: its place may be kept for it (`hash_assignments`).
+    claims: positions that it holds from before a change of owner and that were not read yet. finished: the claims that
+    are done already (cleared, or acknowledged by another consumer): they keep their keys and are never sent again.
+    revoked: positions that it must give back and does not know of yet. base: the part that the names of its
+    incarnations have in common. to: the name of the consumer that takes its place over. keeps_place: its place may be
+    kept for it (`hash_assignments`).
     """
 
     number: int
@@ -63,34 +64,34 @@ class AttachedConsumer:
     events: list[tuple[str, tuple[tuple[int, int], ...], int]] = field(default_factory=list)
     drained: list[npt.NDArray[np.intp]] = field(default_factory=list)
     heard: dict[int, None] = field(default_factory=dict)
-    """Numbers of all consumers of the subscription that may have news; see `Members.with_news`."""
+    """The numbers of all consumers of the subscription that may have news; see `Members.with_news`."""
 
     @property
     def has_news(self) -> bool:
-        """Whether there is anything that it was not told."""
+        """Whether the consumer has anything to learn."""
         return bool(self.events or self.drained or len(self.revoked))
 
     def note(self, kind: str, ranges: tuple[tuple[int, int], ...], change: int) -> None:
-        """It is to be told this; change: the number of the last change of owners."""
+        """Add an event for the consumer; change: the number of the last change of owners."""
         self.events.append((kind, ranges, change))
         self.heard[self.number] = None
 
     def note_drained(self, hashes: npt.NDArray[np.intp]) -> None:
-        """It is to be told that these hashes, which it held, are free."""
+        """Add hashes that the consumer held and that are free now, for the consumer to learn."""
         self.count_drained(len(hashes))
         self.drained.append(hashes)
         self.heard[self.number] = None
 
     def count_drained(self, count: int) -> None:
-        """So many hashes that it held are free."""
+        """Count hashes that the consumer held and that are free now."""
         self.drained_total += count
 
     def claim(self, positions: Positions) -> None:
-        """It holds these (ascending) from before a change of owner."""
+        """Note the positions (ascending) that the consumer holds from before a change of owner."""
         self.claims = positions
 
     def unclaim(self, positions: Positions | None = None) -> Positions:
-        """It drops these (None: all) of its claims; returns which."""
+        """Drop claims at these positions (None: all claims), and return the dropped ones."""
         given = self.claims if positions is None else np.intersect1d(self.claims, positions)
         if len(given):
             self.claims = np.setdiff1d(self.claims, given, assume_unique=True)
@@ -98,41 +99,41 @@ class AttachedConsumer:
         return given
 
     def finish(self, positions: Positions) -> None:
-        """These of its claims are done."""
+        """Note that claims at these positions are done."""
         self.finished = np.union1d(self.finished, positions)
 
     def ask_back(self, positions: Positions) -> None:
-        """It is to give these back."""
+        """Ask the consumer to give these positions back."""
         self.revoked = np.union1d(self.revoked, positions)
         self.heard[self.number] = None
 
     def taken_revoked(self) -> Positions:
-        """What it is to give back and was not told yet; who asks tells it."""
+        """Take the positions to give back that the consumer does not know of; the caller must deliver them."""
         revoked, self.revoked = self.revoked, _none()
         return revoked
 
     def enter(self, base: str, keeps_place: bool, ranges: Sequence[tuple[int, int]]) -> None:
-        """What it brought when it joined; see the fields."""
+        """Set the fields that the consumer brings when it joins."""
         self.base, self.keeps_place = base, keeps_place
         self.ranges = tuple((int(low), int(high)) for low, high in ranges)
 
     def keep_place(self) -> None:
-        """Its place may be kept for it from now on."""
+        """Allow that the consumer's place is kept for it."""
         self.keeps_place = True
 
     def offer_place(self, to: str) -> None:
-        """The consumer that attaches under this name takes its place over; empty: nobody does."""
+        """Offer the place to the consumer that attaches under the name `to`; empty: to no consumer."""
         self.to = to
 
     def count_acked(self, count: int) -> None:
-        """So many of its messages are done."""
+        """Count messages of the consumer that are done."""
         self.messages_acked += count
 
 
 @dataclass(slots=True, eq=False)
 class KeptPlace:
-    """A place that nobody is at. restored: kept from an earlier owner. over: when it is given up (monotonic ms), None
-    as long as that is not counted; until: the same by the clock, for people.
+    """A place without a consumer. restored: kept from an earlier owner. over: when it is given up (monotonic ms), None
+    while that time is not counted yet. until: the same by the wall clock, for people.
     """
 
     restored: bool = False
@@ -140,12 +141,12 @@ class KeptPlace:
     until: int = 0
 
     def keep_until(self, over: int, until: int) -> None:
-        """See the fields."""
+        """Set when the place is given up; see the fields."""
         self.over, self.until = over, until
 
 
 class StickyAssignments:
-    """The places that nobody is at, by slot, and how many ever were returned to, or handed over."""
+    """The places without a consumer, by slot, and how many ever were returned to, or handed over."""
 
     def __init__(self) -> None:
         self.by_slot: dict[int, KeptPlace] = {}
@@ -158,22 +159,22 @@ class StickyAssignments:
         return slot in self.by_slot
 
     def pop(self, slot: int) -> KeptPlace:
-        """A consumer is at this place again."""
+        """Remove and return a place: a consumer is at it again."""
         kept = self.by_slot.pop(slot)
         self.returned += not kept.restored
         return kept
 
     def hand_over(self) -> None:
-        """A place went from one consumer to another."""
+        """Count a place that went from one consumer to another."""
         self.handed_over += 1
 
     def continue_from(self, before: StickyAssignments) -> None:
-        """The totals go on."""
+        """Go on with the totals."""
         self.returned, self.handed_over = before.returned, before.handed_over
 
 
 class Members:
-    """All connected consumers, with their counters by slot. first_number: what the first of them is called."""
+    """All connected consumers, with their counters by slot. first_number: the number of the first consumer."""
 
     def __init__(self, max_unacked_each: int, max_unacked_all: int, first_number: int = 1) -> None:
         self.max_unacked_each = max_unacked_each
@@ -185,7 +186,7 @@ class Members:
         self.credited: Counts = np.zeros(0, np.int64)
         self.sent: Counts = np.zeros(0, np.int64)
         self.void: Counts = np.zeros(0, np.int64)
-        """Messages that were sent and never arrived: `sent` is without them, and the total with them."""
+        """Messages that were routed and never arrived: `sent` is without them, and the total with them."""
         self.unacked: Counts = np.zeros(0, np.int64)
         """Invariant: the number of rows that are PENDING at each slot."""
         self.given_back: Counts = np.zeros(0, np.int64)
@@ -196,13 +197,13 @@ class Members:
         self.next_number = first_number
         self.sent_to_leavers = self.given_back_by_leavers = self.acked_by_leavers = 0
         self._allowance: Counts | None = None
-        """As it was counted last; None once anything that it depends on has changed."""
+        """The last count; None once anything that it depends on has changed."""
         self._allowed = 0
         self._claiming = False
         self._heard: dict[int, None] = {}
 
     def continue_from(self, before: Members) -> None:
-        """The totals go on; the consumers that they were counted of are no longer here."""
+        """Go on with the totals; the consumers of these totals are no longer here."""
         self.sent_to_leavers, self.given_back_by_leavers = before.sent_total, before.given_back_total
         self.acked_by_leavers = before.acked_total
 
@@ -210,7 +211,7 @@ class Members:
         return len(self.by_number)
 
     def __iter__(self) -> Iterator[AttachedConsumer]:
-        """In order of joining."""
+        """Iterate in order of joining."""
         return iter(self.by_number.values())
 
     @property
@@ -219,12 +220,12 @@ class Members:
         return len(self.by_slot)
 
     def claim(self, member: AttachedConsumer, positions: Positions) -> None:
-        """A consumer holds these (ascending) from before a change of owner."""
+        """Note the positions (ascending) that a consumer holds from before a change of owner."""
         member.claim(positions)
         self._claiming = True
 
     def claiming(self) -> list[AttachedConsumer]:
-        """Those that claim something; almost always nobody does, and then nothing is looked at."""
+        """Return the consumers with claims. Mostly there are none, and then no consumer is looked at."""
         if not self._claiming:
             return []
         found = [member for member in self if len(member.claims)]
@@ -232,7 +233,7 @@ class Members:
         return found
 
     def with_news(self) -> list[int]:
-        """Numbers of the consumers that have news, in order of joining; most have none, and are not looked at."""
+        """Return the numbers of the consumers that have news, in order of joining; the others cost nothing."""
         for number in [number for number in self._heard if not self._has_news(number)]:
             del self._heard[number]
         return sorted(self._heard)
@@ -242,14 +243,14 @@ class Members:
         return member is not None and member.has_news
 
     def free_slot(self) -> int:
-        """The slot that the next consumer will get."""
+        """Return the slot that the next consumer will get."""
         slot = self.by_slot.index(None) if None in self.by_slot else len(self.by_slot)
         if slot >= _MAX_SLOTS:
             raise Overloaded(f"a subscription takes at most {_MAX_SLOTS} consumers on one partition")
         return slot
 
     def add(self, slot: int, name: str, priority: int, now: int) -> AttachedConsumer:
-        """A new consumer in a slot that is free, or kept for it."""
+        """Add a consumer in a slot that is free, or kept for it."""
         self.touch()
         if slot == len(self.by_slot):
             self.by_slot.append(None)
@@ -279,24 +280,24 @@ class Members:
         self.blocked[slot] = self.starved[slot] = False
 
     def set_aside(self, member: AttachedConsumer) -> None:
-        """Forget a consumer, and not whose slot it is; `free` ends that."""
+        """Forget a consumer, but keep its slot for it until `free`."""
         self.remove(member)
         self.by_slot[member.slot] = member
         member.claims, member.finished, member.revoked = _none(), _none(), _none()
 
     def free(self, slot: int) -> None:
-        """A slot that was set aside may be anybody's."""
+        """Give up a slot that was set aside."""
         self.by_slot[slot] = None
 
     def at(self, slot: int) -> AttachedConsumer:
-        """The consumer in a slot that is taken."""
+        """Return the consumer in a taken slot."""
         member = self.by_slot[slot]
         if member is None:
             raise LookupError(f"slot {slot} is free")
         return member
 
     def grant(self, member: AttachedConsumer, total: int) -> bool:
-        """Raise the cumulative permits; True if that may let something out that waited for it."""
+        """Raise the cumulative permits; True if a message that waited for permits may go out now."""
         slot, total = member.slot, min(total, _MOST_GRANTED)
         if total <= self.granted[slot]:
             return False
@@ -308,7 +309,7 @@ class Members:
         return bool(self.starved[slot])
 
     def allowance(self) -> Counts:
-        """How many messages each slot may get now (KS-44); for reading only, until anything changes."""
+        """Return how many messages each slot may get now (KS-44); for reading only, until anything changes."""
         if self._allowance is None:
             self._allowance = self.count_allowance()
             self._allowed = int(np.add.reduce(self._allowance))
@@ -316,16 +317,16 @@ class Members:
 
     @property
     def allowed(self) -> int:
-        """How many messages all of them may get now."""
+        """How many messages all consumers may get now."""
         self.allowance()
         return self._allowed
 
     def touch(self) -> None:
-        """Something changed that the allowance depends on."""
+        """Drop the counted allowance: an input of it has changed."""
         self._allowance = None
 
     def count_allowance(self) -> Counts:
-        """Count the allowance anew."""
+        """Count the allowance from the columns."""
         permits: Counts = self.credited - self.sent
         if self.max_unacked_each > 0:
             np.minimum(permits, self.max_unacked_each - self.unacked, out=permits)
@@ -335,11 +336,11 @@ class Members:
         return permits
 
     def permits(self, slot: int) -> int:
-        """Credited permits of one slot that are not used, whatever its limit (availablePermits)."""
+        """Return the credited permits of one slot that are not used, regardless of its limit (availablePermits)."""
         return max(int(self.credited[slot] - self.sent[slot]), 0)
 
     def count_sent(self, counts: Counts) -> None:
-        """Messages went out, by slot."""
+        """Count messages that went out, by slot."""
         self.touch()
         self.sent += counts
         self.unacked += counts
@@ -352,7 +353,7 @@ class Members:
         return self.sent_to_leavers + int(self.sent.sum()) + int(self.void.sum())
 
     def sent_ever(self, slot: int) -> int:
-        """Messages that were sent to the consumer in a slot."""
+        """Return how many messages were sent to the consumer in a slot."""
         return int(self.sent[slot]) + int(self.void[slot])
 
     @property
@@ -366,31 +367,31 @@ class Members:
         return self.given_back_by_leavers + int(self.given_back.sum())
 
     def stop(self, member: AttachedConsumer) -> None:
-        """It has no permits any more."""
+        """Take all permits from a consumer."""
         self.touch()
         self.granted[member.slot] = self.credited[member.slot] = self.sent[member.slot]
 
     def note_starved(self, slots: npt.NDArray[np.bool_]) -> None:
-        """These got less than there was for them, bool, one a slot."""
+        """Mark slots for which there were more messages than permits; bool, one a slot."""
         self.starved |= slots
 
     def take_back(self, member: AttachedConsumer, count: int) -> None:
-        """A number of messages that were sent to it never arrived: their permits are free again."""
+        """Free the permits of messages that were routed to a consumer and never arrived."""
         self.touch()
         self.sent[member.slot] -= count
         self.void[member.slot] += count
 
     def count_claimed(self, slot: int, count: int) -> None:
-        """A consumer holds these from before a change of owner; they cost no permits of this session."""
+        """Count messages that a consumer holds from before a change of owner; they cost no permits of this session."""
         self.touch()
         self.unacked[slot] += count
         if self.max_unacked_each > 0:
             self.blocked |= self.unacked >= self.max_unacked_each
 
     def count_released(self, slots: Reduced) -> bool:
-        """These messages are no longer pending; True if a consumer that was short of permits got room.
+        """Count messages that are no longer pending; True if a consumer that was short of permits got room.
 
-        Release from the limit is looked at after every decrease, whoever causes it (#22657).
+        A blocked consumer is checked after every decrease, from any cause (#22657).
         """
         self.touch()
         if len(slots) == 1 or bool((slots == slots[0]).all()):
@@ -406,7 +407,7 @@ class Members:
         return bool(np.count_nonzero(self.starved)) and bool((self.starved & (self.credited > self.sent)).any())
 
     def settle_subscription(self, held: int) -> bool:
-        """Block or release the subscription by all its unacknowledged messages (KS-49); returns blocked."""
+        """Block or release the subscription by its unacknowledged messages (KS-49). Return whether it is blocked."""
         if self.max_unacked_all > 0:
             if held >= self.max_unacked_all:
                 self.all_blocked = True

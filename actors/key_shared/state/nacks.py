@@ -134,7 +134,7 @@ def redeliver_all(
 
 
 def recall(core: DispatchState, positions: Positions) -> None:
-    """Rows were just added, `positions` ascending: counts and delays from before they were read apply to them."""
+    """Apply counts and delays from before rows were read to rows that were just added, `positions` ascending."""
     if not len(core.carried):
         return
     window = core.window
@@ -157,7 +157,7 @@ def recall(core: DispatchState, positions: Positions) -> None:
 
 
 def wake(core: DispatchState, now: int) -> None:
-    """Rows whose delay is over wait to be sent from now on, unless they were given back again meanwhile."""
+    """Let rows whose delay is over wait to be sent, unless they were given back again meanwhile."""
     window = core.window
     while (positions := core.delays.pop_due(now)) is not None:
         rows = window.find(positions)
@@ -171,7 +171,7 @@ def wake(core: DispatchState, now: int) -> None:
 
 
 def clock_was_set(core: DispatchState, by: int) -> None:
-    """The clock that says what is now was set forward by so many ms: what is left of all delays stays as it is."""
+    """Move the times of delays by so many ms, as the clock was set: the rest of each delay stays as it is."""
     window = core.window
     rows = window.rows_in(WAITING)
     window.since[rows] = np.maximum(window.since[rows] + by, 1)
@@ -181,12 +181,12 @@ def clock_was_set(core: DispatchState, by: int) -> None:
 
 
 def delays(core: DispatchState) -> bool:
-    """Whether any message waits because it was given back with a delay."""
+    """Return whether any message waits because it was given back with a delay."""
     return core.window.count[WAITING] > 0 or core.carried.delays()
 
 
 def _wait(core: DispatchState, rows: Rows, until: npt.NDArray[np.int64]) -> None:
-    """WAITING rows may be sent again at these times (ms, one a row). Their `since` is that time."""
+    """Let WAITING rows wait until these times (ms, one a row). Their `since` is that time."""
     core.window.since[rows] = until
     core.delays.add(core.window.position[rows], until)
 
@@ -202,7 +202,7 @@ def _count_redelivery(core: DispatchState, rows: Rows, seen: Counts | None) -> N
 
 
 def _raised(counts: Counts, seen: Counts | None) -> Counts:
-    """One more than the count that the consumer saw, or than the known one. A repetition changes nothing."""
+    """Return one more than the count that the consumer saw, or than the known one. A repetition changes nothing."""
     more: Counts
     if seen is None:
         more = counts + (counts < MAX_REDELIVERIES).astype(np.uint8)
@@ -212,7 +212,7 @@ def _raised(counts: Counts, seen: Counts | None) -> Counts:
 
 
 def _send_to_dead_letters(core: DispatchState, rows: Rows) -> None:
-    """Of rows that wait, those redelivered too often go to the dead letters instead."""
+    """Move waiting rows that were redelivered too often to the dead letters."""
     window, most = core.window, core.settings.max_redeliver_count
     if most <= 0:
         return
@@ -248,7 +248,10 @@ def snapshot(core: DispatchState) -> bytes:
 def _note(
     core: DispatchState, positions: Positions, counted: bool, until: int, seen: Counts | None, overtook: Mask
 ) -> None:
-    """These were given back, and are not here; seen: the count that the consumer had with each."""
+    """Carry counts and delays of messages that were given back and are not here.
+
+    seen: the count that the consumer had with each.
+    """
     if not (counted or until):
         positions, overtook = positions[overtook], overtook[overtook]
     if not len(positions):
@@ -264,18 +267,21 @@ def _note(
 
 
 def _overtook(core: DispatchState, rows: Rows, positions: Positions) -> None:
-    """Of these rows, the application had those at `positions` before an earlier message of their key came again."""
+    """Mark the rows at `positions`: the application had them before an earlier message of their key came again."""
     if len(positions):
         core.window.note_overtaking(rows[np.isin(core.window.position[rows], positions)])
 
 
 def _of(seen: Counts | None, positions: Positions, wanted: Positions) -> Counts | None:
-    """The entries of some of these positions, all ascending."""
+    """Return the entries of some of these positions, all ascending."""
     return None if seen is None else seen[np.searchsorted(positions, wanted)]
 
 
 def _leave_fresh(core: DispatchState, rows: Rows) -> None:
-    """A row with a count is not read for the first time: it keeps its place, among those that are sent again."""
+    """Move rows with a count or an overtaking mark from FRESH to REPLAY: they keep their place among repeated rows.
+
+    This is no first read for them.
+    """
     if core.nack_ordered:
         core.window.flags[rows] &= np.uint8(0xFF ^ DUE)
         core.move_waiting(rows[core.window.state[rows] == UNORDERED], UNORDERED, REPLAY)

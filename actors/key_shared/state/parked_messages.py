@@ -29,7 +29,7 @@ UNKNOWN, PARKED, BLOCKED = range(1, 4)
 """States of a parked message; DONE is 0, as in every table by position."""
 MOST_KEYS = 10_000
 MOST_NAME_BYTES = 1 << 20
-"""So many keys, of so many bytes together, the subscription's record takes; a failed message beyond blocks its hash."""
+"""The most keys, and bytes of keys, that the subscription's record takes; a failed message beyond blocks its hash."""
 _NEAR = 1 << 16
 _SMALLEST = 16
 _NO_HASHES: Hashes = np.empty(0, np.uint32)
@@ -38,8 +38,9 @@ _NOBODY: Mask = np.zeros(0, np.bool_)
 
 @dataclass(slots=True)
 class ParkedKey:
-    """One key. key None: a message without a key, which is alone. hash: masked. since: ms. failed: the position of the
-    first message that failed; what lies before it goes on. decided: it is let go by who decided, when that is durable.
+    """A key that is parked or blocked. key: None for a message without a key, which is alone. hash: masked. since: ms.
+    failed: the position of the first message that failed; earlier messages go on. decided: an operator has decided, and
+    the key is released when that is durable.
     """
 
     number: int
@@ -50,16 +51,16 @@ class ParkedKey:
     decided: bool = False
 
     def fail_at(self, position: int) -> None:
-        """Another message of it failed."""
+        """Note another failed message of the key."""
         self.failed = min(self.failed, position)
 
     def decide(self) -> None:
-        """Somebody decided about it, and lets it go when that is durable."""
+        """Note that an operator has decided, and releases the key when that is durable."""
         self.decided = True
 
 
 class ParkedTable(PositionTable):
-    """One row a parked message. key_number: of its `ParkedKey`. size: its bytes. Both are 0 while it is UNKNOWN."""
+    """A table with one row a parked message. key_number: of its `ParkedKey`. size: its bytes. Both: 0 while UNKNOWN."""
 
     columns = (*PositionTable.columns, "key_number", "size")
 
@@ -69,12 +70,12 @@ class ParkedTable(PositionTable):
         self.size: npt.NDArray[np.int64] = np.zeros(self.capacity, np.int64)
 
     def put(self, positions: Positions, masked: Hashes) -> None:
-        """Messages come as UNKNOWN: positions strictly ascending, and none of them is here now."""
+        """Add messages as UNKNOWN: positions strictly ascending, and none of them is here now."""
         self._put(UNKNOWN, positions, {"masked_hash": masked, "key_number": 0, "size": 0})
 
 
 _NO_MESSAGES = ParkedTable()
-"""What every subscription has that never parked a message; nothing is put into it."""
+"""The table of every subscription that never parked a message. Invariant: it stays empty."""
 
 
 class ParkedMessages:
@@ -91,13 +92,13 @@ class ParkedMessages:
         self._names: dict[bytes, int] = {}
         self._name_bytes = 0
         self.bytes = 0
-        """Of what is PARKED."""
+        """The bytes of the PARKED messages."""
         self.stale = self.asks_back = False
-        """stale: other hashes are closed than `close` was told. asks_back: a consumer may hold what lies behind."""
+        """stale: the closed hashes may have changed. asks_back: a consumer may hold messages behind a failed one."""
         self.examined = False
-        """Some row of the window was here, and is of another key."""
+        """Whether some row of the window was here, and went back because it has another key."""
         self.parked_total = self.redriven_total = 0
-        """How many keys were ever parked, and how many messages operators let go."""
+        """How many keys were ever parked, and how many messages operators redrove."""
         self._closed = _NO_HASHES
         self._from = NO_POSITIONS
         self._near = _NOBODY
@@ -106,47 +107,47 @@ class ParkedMessages:
         self._may_park_stale = False
 
     def continue_from(self, before: ParkedMessages) -> None:
-        """The totals go on; everything else begins anew."""
+        """Go on with the totals; everything else is new."""
         self.parked_total, self.redriven_total = before.parked_total, before.redriven_total
 
     def look_again(self) -> None:
-        """Other hashes may be closed."""
+        """Note that the closed hashes may have changed."""
         self.stale = True
 
     def ask_back(self) -> None:
-        """A consumer may hold what lies behind the failed message of a closed hash."""
+        """Note that a consumer may hold messages behind the failed message of a closed hash."""
         self.asks_back = True
 
     def asked_back(self) -> None:
-        """Consumers were asked for it."""
+        """Note that consumers were asked for them."""
         self.asks_back = False
 
     def note_examined(self) -> None:
-        """A message goes back into the window, because it is of another key."""
+        """Note that a message goes back into the window because it has another key."""
         self.examined = True
 
     def count_parked(self, keys: int) -> None:
-        """So many keys were parked."""
+        """Count keys that were parked."""
         self.parked_total += keys
 
     def count_redriven(self, messages: int) -> None:
-        """Operators let so many messages go."""
+        """Count messages that operators redrove."""
         self.redriven_total += messages
 
     # -- keys -------------------------------------------------------------------------------------------------------
 
     @property
     def full(self) -> bool:
-        """No further key fits into the record."""
+        """Whether the record has no room for another key."""
         return len(self.keys) >= MOST_KEYS or self._name_bytes >= MOST_NAME_BYTES
 
     def find(self, key: bytes) -> ParkedKey | None:
-        """A key that is parked, or blocked."""
+        """Return a parked or blocked key by its name, or None."""
         number = self._names.get(key)
         return None if number is None else self.keys[number]
 
     def open(self, key: bytes | None, masked: int, since: int, failed: int) -> ParkedKey | None:
-        """A message of this key failed; None if there is no room for its name."""
+        """Open the key of a failed message, or note another failure of it; None if there is no room for its name."""
         self.stale = True
         known = None if key is None else self.find(key)
         if known is not None:
@@ -167,7 +168,7 @@ class ParkedMessages:
         return self.keys[number]
 
     def close_key(self, number: int) -> None:
-        """The key is not parked any more; its rows are left to the caller."""
+        """Remove a key that is no longer parked; the caller moves its rows."""
         gone = self.keys.pop(number)
         if gone.key is not None:
             del self._names[gone.key]
@@ -176,11 +177,11 @@ class ParkedMessages:
         self.stale = self._may_park_stale = True
 
     def may_park(self, number: int) -> bool:
-        """Whether this key is among those that are parked; else it is blocked."""
+        """Return whether this key is among those that are parked; else it is blocked."""
         return bool(self._allowed()[number])
 
     def _allowed(self) -> Mask:
-        """Which keys are parked, by number: the first ones to fail, up to the limit."""
+        """Return which keys are parked, by number: the first ones to fail, up to the limit."""
         if self._may_park_stale:
             self._may_park_stale = False
             self._may_park[:] = False
@@ -188,7 +189,7 @@ class ParkedMessages:
         return self._may_park
 
     def numbers_failed_at(self, positions: Positions) -> list[int]:
-        """The keys whose failed message is among these."""
+        """Return the keys whose failed message is among these."""
         if not self.keys:
             return []
         failed = np.fromiter((each.failed for each in self.keys.values()), np.int64, len(self.keys))
@@ -198,7 +199,7 @@ class ParkedMessages:
     # -- hashes -----------------------------------------------------------------------------------------------------
 
     def close(self, dead: Positions, dead_hashes: Hashes) -> None:
-        """The closed hashes: those of parked keys, and those of failed messages that wait to be read."""
+        """Set the closed hashes: those of parked keys, and those of failed messages that wait to be read."""
         self.stale = False
         count = len(self.keys)
         hashes = np.fromiter((each.hash for each in self.keys.values()), np.uint32, count)
@@ -218,7 +219,7 @@ class ParkedMessages:
         return len(self._closed) > 0
 
     def closed(self, hashes: Hashes, positions: Positions) -> npt.NDArray[np.intp]:
-        """Which of these messages (indices) lie behind a failed one of their closed hash."""
+        """Return which of these messages (indices) lie behind a failed one of their closed hash."""
         near = np.flatnonzero(self._near[hashes & np.uint32(_NEAR - 1)])
         if not len(near):
             return near
@@ -231,29 +232,29 @@ class ParkedMessages:
 
     @property
     def live(self) -> int:
-        """Messages that are here."""
+        """The number of messages that are here."""
         return self.table.live
 
     @property
     def counted(self) -> int:
-        """Those that count as waiting."""
+        """The number of messages that count as waiting."""
         return self.table.count[UNKNOWN] + self.table.count[BLOCKED]
 
     def contains(self, positions: Positions) -> Mask:
-        """Which of these are here."""
+        """Return which of these positions are here."""
         if not self.live:
             return np.zeros(len(positions), np.bool_)
         found: Mask = np.isin(positions, self.table.position[self.table.find(positions)])
         return found
 
     def add(self, positions: Positions, hashes: Hashes) -> None:
-        """These (ascending, none of them here) come as UNKNOWN."""
+        """Add messages (ascending, none of them here) as UNKNOWN."""
         if self.table is _NO_MESSAGES:
             self.table = ParkedTable()
         self.table.put(positions, hashes)
 
     def known(self, positions: Positions, numbers: npt.NDArray[np.uint16], sizes: npt.NDArray[np.int64]) -> None:
-        """These (ascending, UNKNOWN) belong to the keys with these numbers, and have these sizes in bytes."""
+        """Set the key numbers and sizes (bytes) of UNKNOWN messages (ascending); park or block each by the limits."""
         table = self.table
         rows = table.find(positions)
         table.key_number[rows], table.size[rows] = numbers, sizes
@@ -264,7 +265,7 @@ class ParkedMessages:
         self.bytes += int(sizes[parks].sum())
 
     def positions_of(self, numbers: list[int]) -> Positions:
-        """The messages of these keys, and messages of their hashes whose keys were not read yet."""
+        """Return the messages of these keys, and messages of their hashes whose keys were not read yet."""
         table = self.table
         rows = table.rows_live()
         unknown = table.state[rows] == UNKNOWN
@@ -274,7 +275,7 @@ class ParkedMessages:
         return positions
 
     def pop(self, positions: Positions) -> tuple[Positions, Hashes]:
-        """Take these out, as far as they are here; returns them with their hashes, ascending."""
+        """Remove those of these messages that are here; return them with their hashes, ascending."""
         table = self.table
         rows = table.find(positions)
         taken = table.position[rows].copy(), table.masked_hash[rows].copy()
@@ -286,7 +287,7 @@ class ParkedMessages:
         return taken
 
     def settle(self) -> None:
-        """There is room again: park messages that were blocked at a limit, the earliest first."""
+        """Park messages that were blocked at a limit, the earliest first: there is room again."""
         table = self.table
         rows = table.rows_in(PARKED, BLOCKED)
         allowed = self._allowed()[table.key_number[rows]]

@@ -43,7 +43,7 @@ from sluice.storage.format.redeliveries import Redeliveries
 
 
 def collect(core: DispatchState) -> None:
-    """Before a dispatch: what lies behind a failed message of a closed hash goes into the parked."""
+    """Move the messages behind a failed message of a closed hash to the parked ones; call this before a dispatch."""
     parked, window = core.parked, core.window
     if parked.stale:
         revocation.close_hashes(core)
@@ -73,8 +73,10 @@ def _put_aside(core: DispatchState, rows: Rows) -> None:
 
 
 def _not_known(core: DispatchState, rows: Rows) -> Mask:
-    """Which rows have to be looked at (again): not what is known to be of another key, unless earlier ones of the same
-    hash are unknown, which may be of its key.
+    """Return which rows must be examined.
+
+    A row that was examined and is of another key is left out, unless an earlier row of its hash is unknown: that one
+    may be of its key.
     """
     window, table = core.window, core.parked.table
     unknown: Mask = (window.flags[rows] & EXAMINED) == 0
@@ -91,7 +93,7 @@ def _not_known(core: DispatchState, rows: Rows) -> Mask:
 
 
 def _remember_overtaking(core: DispatchState, rows: Rows) -> None:
-    """The marks of what applications saw too early outlast the stay among the parked messages, durably."""
+    """Carry the marks of messages that applications saw too early, so that parking does not lose them."""
     seen = rows[(core.window.flags[rows] & OVERTOOK) != 0]
     if len(seen):
         count = len(seen)
@@ -105,7 +107,7 @@ def _remember_overtaking(core: DispatchState, rows: Rows) -> None:
 
 
 def back(core: DispatchState, positions: Positions, hashes: Hashes, flags: int = 0) -> None:
-    """Messages that are not parked any more wait again, with their place (ascending)."""
+    """Let messages (ascending) that are no longer parked wait again, with their place."""
     if not len(positions):
         return
     window = core.window
@@ -121,13 +123,13 @@ def back(core: DispatchState, positions: Positions, hashes: Hashes, flags: int =
 
 
 def bring_back(core: DispatchState, positions: Positions) -> None:
-    """Whatever of these is parked is in the window again: a consumer turned out to hold it."""
+    """Move those of these messages that are parked into the window: a consumer turned out to hold them."""
     if core.parked.live:
         back(core, *core.parked.pop(positions))
 
 
 def forget(core: DispatchState, positions: Positions) -> None:
-    """These (ascending) are done: they are parked no longer, and keys whose failed message is among them are let go."""
+    """Drop done messages (ascending) from the parked ones, and release the keys whose failed message is among them."""
     parked = core.parked
     if not (parked.live or parked.keys):
         return
@@ -138,7 +140,7 @@ def forget(core: DispatchState, positions: Positions) -> None:
 
 
 def forget_up_to(core: DispatchState, position: int | None) -> None:
-    """The same for everything up to a position; None: everything."""
+    """Do the same for everything up to a position; None: everything."""
     parked = core.parked
     rows = parked.table.rows_live()
     here = parked.table.position[rows]
@@ -168,7 +170,7 @@ class Parking:
     # -- for the record ---------------------------------------------------------------------------------------------
 
     def record(self) -> list[list[Any]]:
-        """The keys, as plain values."""
+        """Return the keys, as plain values."""
         return [[each.key, each.hash, each.since, each.failed] for each in self._parked.keys.values()]
 
     def load(self, rows: Iterable[Iterable[Any]]) -> None:
@@ -182,14 +184,14 @@ class Parking:
     # -- whose messages they are ------------------------------------------------------------------------------------
 
     def failed(self, most: int) -> Positions:
-        """Messages that failed too often and whose keys are not known yet (ascending); none if no more keys fit."""
+        """Return messages that failed too often, with unknown keys (ascending); none if no more keys fit."""
         window = self._core.window
         if not self._parked.on or self._parked.full:
             return NO_POSITIONS
         return window.position[window.rows_in(DEAD)[:most]]
 
     def unknown(self, most: int) -> Positions:
-        """The first messages of closed hashes whose keys were not read (ascending).
+        """Return the first messages of closed hashes whose keys were not read (ascending).
 
         Not those behind a message of their hash that failed and whose key is not known either: it may be theirs.
         """
@@ -211,7 +213,7 @@ class Parking:
         return dead or (self._parked.table.count[UNKNOWN] > 0 and len(self.unknown(1)) > 0)
 
     def park(self, positions: Positions, keys: pa.Array, sizes: npt.NDArray[np.int64], now: int) -> None:
-        """These (ascending) failed. They belong to these keys (binary, null: none) and have these sizes in bytes."""
+        """Park failed messages (ascending). keys: binary, null for a message without a key. sizes: bytes."""
         core, parked, window = self._core, self._parked, self._core.window
         here = np.isin(positions, window.position[window.rows_in(DEAD)])
         numbers: list[int] = []
@@ -231,7 +233,7 @@ class Parking:
         window.trim()
 
     def examined(self, positions: Positions, keys: pa.Array, sizes: npt.NDArray[np.int64]) -> None:
-        """The keys of messages that were `unknown`: those of parked keys stay, the others go back."""
+        """Take the keys of messages that were `unknown`: those of parked keys stay, the others go back."""
         core, parked = self._core, self._parked
         here = np.isin(positions, self.unknown(parked.live))
         positions, keys, sizes = positions[here], keys.filter(pa.array(here)), sizes[here]
@@ -258,25 +260,25 @@ class Parking:
         return self._parked.on
 
     def messages(self) -> tuple[Positions, Hashes]:
-        """Positions and masked hashes of the messages of parked and blocked keys, sent before or not."""
+        """Return positions and masked hashes of the messages of parked and blocked keys, sent before or not."""
         table = self._parked.table
         rows = table.rows_live()
         return table.position[rows], table.masked_hash[rows]
 
     def held(self) -> list[ParkedKey]:
-        """Those that are parked or blocked, in the order in which they failed."""
+        """Return the keys that are parked or blocked, in the order in which they failed."""
         return list(self._parked.keys.values())
 
     def holds(self, keys: Iterable[ParkedKey]) -> bool:
-        """Whether all of these are parked or blocked still."""
+        """Return whether all of these keys are still parked or blocked."""
         return all(self._parked.keys.get(each.number) is each for each in keys)
 
     def find(self, key: bytes) -> ParkedKey | None:
-        """A key that is parked or blocked."""
+        """Return a parked or blocked key by its name, or None."""
         return self._parked.find(key)
 
     def key_of(self, position: int) -> ParkedKey | None:
-        """The key of a parked message; None if it is not there, or its key was not read."""
+        """Return the key of a parked message; None if the message is not here, or its key was not read."""
         table = self._parked.table
         rows = table.find(np.array([position], np.int64))
         if not len(rows) or table.state[rows[0]] == UNKNOWN:
@@ -284,17 +286,17 @@ class Parking:
         return self._parked.keys[int(table.key_number[rows[0]])]
 
     def contains(self, position: int) -> bool:
-        """Whether a message is in the parked."""
+        """Return whether a message is among the parked ones."""
         return bool(self._parked.contains(np.array([position], np.int64))[0])
 
     def is_parked(self, number: int) -> bool:
-        """Whether a key is parked and all of it is; else it is blocked."""
+        """Return whether a key and all its messages are parked; otherwise it is blocked."""
         table = self._parked.table
         rows = table.rows_in(BLOCKED)
         return self._parked.may_park(number) and not bool((table.key_number[rows] == number).any())
 
     def counts(self) -> dict[int, tuple[int, int]]:
-        """By number of a key: its messages, and their bytes, as far as they were read."""
+        """Return messages and bytes of each key, by its number; messages that were not read do not count."""
         table = self._parked.table
         rows = table.rows_in(PARKED, BLOCKED)
         numbers = table.key_number[rows]
@@ -304,28 +306,28 @@ class Parking:
         return {number: (int(messages[number]), int(sizes[number])) for number in self._parked.keys}
 
     def redrive(self, numbers: Iterable[int]) -> int:
-        """Let these keys go on: their messages go out in order, before newer ones. Returns how many wait now."""
+        """Let these keys go on: their messages go out in order, before newer ones. Return how many wait now."""
         count = redrive(self._core, numbers)
         self._parked.count_redriven(count)
         return count
 
     def decide(self, keys: Iterable[ParkedKey]) -> None:
-        """An operator discards these: that their failed message is done does not let them go by itself."""
+        """Note that an operator discards these keys: a failed message that is done no longer releases its key."""
         for each in keys:
             each.decide()
 
     def resume(self, keys: Iterable[ParkedKey]) -> None:
-        """Let these go on, as far as they are still parked."""
+        """Let those of these keys go on that are still parked."""
         redrive(self._core, [each.number for each in keys if self.holds([each])])
 
     @property
     def limited(self) -> bool:
-        """Something that would be parked is blocked, because keys or bytes are at their limit."""
+        """Whether a message or key that should be parked is blocked, because keys or bytes are at their limit."""
         parked = self._parked
         return parked.parks and (parked.table.count[BLOCKED] > 0 or (parked.full and self._core.window.count[DEAD] > 0))
 
     def stats(self) -> dict[str, Any]:
-        """Counts; `parkingLimitReached` is the alarm."""
+        """Return the counts; `parkingLimitReached` is the alarm."""
         parked = self._parked
         parks = sum(parked.may_park(number) for number in parked.keys)
         dead = self._core.window.count[DEAD] if parked.on else 0
@@ -341,7 +343,7 @@ class Parking:
         }
 
     def check(self) -> None:
-        """Count again; InvariantViolation on any difference."""
+        """Count again. Raises InvariantViolation on any difference."""
         core, parked, table = self._core, self._parked, self._parked.table
         rows = table.rows_live()
         if len(core.window.find(table.position[rows])):

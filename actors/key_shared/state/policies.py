@@ -15,12 +15,12 @@ A policy owns one gate: given rows with their hashes and owners, which of them m
 `remember_unacked_keys` (PIP-319) lets a recently joined consumer have messages above its position after all, when
 nobody else holds unacknowledged messages of their hash (RK-3). Under draining hashes it has no effect (RK-4).
 
-A new owner of the subscription does not know who had joined recently, and to it all consumers are new. In Pulsar they
-lose what they hold then. Here they keep it, so `RecentlyJoined` holds back what belongs to a hash of which another
-consumer has messages, until all that consumers brought is acknowledged. Otherwise both flows of PIP-282 would be out of
-order again.
+A new owner of the subscription does not know which consumers joined recently, and to it all consumers are new. In
+Pulsar they lose the messages that they hold then. Here they keep them. So `RecentlyJoined` holds back the messages of a
+hash while another consumer has messages of it, until all that consumers brought is acknowledged. Otherwise both flows
+of PIP-282 would be out of order again.
 
-The gate is asked by the dispatch and by `explain`; there is no second copy of it.
+The dispatch and `explain` ask the same gate.
 """
 
 from __future__ import annotations
@@ -89,22 +89,22 @@ class Policy(Protocol):
     """The policy promises that no key is at two consumers and that first deliveries rise; breaking it is fatal."""
 
     def gate(self, tables: HashTables, window: Window, rows: Candidates) -> tuple[Gate, Mask] | None:
-        """Which rows may not go to their owner, bool, one a row; None: all may."""
+        """Return which rows may not go to their owner, bool, one a row; None: all may."""
 
     def joined(self, slot: int, others: int, window: Window, last_read: int) -> None:
-        """A consumer joined `others` others. last_read: highest position read forward."""
+        """Note a consumer that joined `others` others. last_read: highest position read forward."""
 
     def left(self, slot: int, remaining: int) -> None:
-        """A consumer left."""
+        """Note that a consumer left."""
 
     def brought(self, position: int) -> None:
-        """A consumer holds messages from before a change of owner, the last of them at this position."""
+        """Note that a consumer holds messages from before a change of owner; `position`: the last of them."""
 
     def remembers(self) -> bool:
-        """An acknowledgement alone may open the gate."""
+        """Return whether an acknowledgement alone may open the gate."""
 
     def marked(self, position: int) -> bool:
-        """Everything up to `position` is acknowledged; True if that opened the gate for a consumer."""
+        """Note that everything up to `position` is acknowledged; True if that opened the gate for a consumer."""
 
 
 class DrainingHashes:
@@ -114,26 +114,26 @@ class DrainingHashes:
     strict = True
 
     def gate(self, tables: HashTables, window: Window, rows: Candidates) -> tuple[Gate, Mask] | None:
-        """Rows whose hash is draining at another consumer than their owner."""
+        """Return the rows whose hash is draining at another consumer than their owner."""
         if tables.draining == 0:
             return None
         return Gate.DRAINING, tables.drains[rows.hashes]
 
     def joined(self, slot: int, others: int, window: Window, last_read: int) -> None:
-        """Nothing to remember: draining is derived."""
+        """Do nothing: draining is derived."""
 
     def left(self, slot: int, remaining: int) -> None:
-        """Nothing to forget."""
+        """Do nothing: draining is derived."""
 
     def brought(self, position: int) -> None:
-        """It drains like everything else."""
+        """Do nothing: messages from before drain like all others."""
 
     def remembers(self) -> bool:
-        """Draining has its own count."""
+        """Return False: draining has its own count."""
         return False
 
     def marked(self, position: int) -> bool:
-        """No gate depends on the mark-delete position."""
+        """Return False: no gate depends on the mark-delete position."""
         return False
 
 
@@ -144,19 +144,19 @@ class Unordered(DrainingHashes):
     strict = False
 
     def gate(self, tables: HashTables, window: Window, rows: Candidates) -> tuple[Gate, Mask] | None:
-        """Everything may go."""
+        """Return None: every message may go."""
         return None
 
 
 class JoinPosition(Enum):
-    """Which position is remembered for a consumer when it joins."""
+    """The kind of position that is remembered for a consumer when it joins."""
 
     LAST_SENT = "last_sent_position"
     READ = "read_position"
 
 
 class RecentlyJoined:
-    """PIP-282 and what was before it: `recent` maps a slot to the highest position that it may get."""
+    """The policy of PIP-282 and the one before it: `recent` maps a slot to the highest position that it may get."""
 
     ordered = True
     strict = False
@@ -168,8 +168,10 @@ class RecentlyJoined:
         self.mark_delete = self._brought = EARLIEST
 
     def gate(self, tables: HashTables, window: Window, rows: Candidates) -> tuple[Gate, Mask] | None:
-        """Rows above the position of their owner, if that is a recently joined one (LS-6), and rows of which another
-        consumer may hold earlier ones since an earlier owner.
+        """Return the rows that may not go to their owner.
+
+        A row is refused if it lies above the position of its owner, and that is a recently joined one (LS-6). A row is
+        also refused if another consumer may hold earlier rows of its hash since an earlier owner.
         """
         above = self._above(window, rows) if self.recent else None
         if self.keeps_brought:
@@ -188,13 +190,13 @@ class RecentlyJoined:
 
     @property
     def keeps_brought(self) -> bool:
-        """Whether something that consumers hold from before a change of owner may not be acknowledged yet."""
+        """Whether a message that a consumer holds from before a change of owner may still be unacknowledged."""
         return self._brought > self.mark_delete
 
     def limit(self, slot: int, *, fresh: bool) -> tuple[int, int]:
-        """The highest position that a recently joined consumer may get, behind the slot of whose joining that is.
+        """Return the slot whose joining limits a recently joined consumer, and the highest position that it may get.
 
-        What waits for redelivery may be held back on account of another newcomer that came before this one.
+        Messages that wait for redelivery may be held back because of another newcomer, which came before this one.
         """
         whose = slot if fresh else min((slot, *self.recent), key=self.recent.__getitem__)
         return whose, self.recent[whose]
@@ -207,21 +209,25 @@ class RecentlyJoined:
                 self.recent[slot] = limit
 
     def left(self, slot: int, remaining: int) -> None:
-        """One consumer alone has no need to wait for itself."""
+        """Forget a consumer. A single one that remains has no need to wait for itself."""
         self.recent.pop(slot, None)
         if remaining <= 1:
             self.recent.clear()
 
     def brought(self, position: int) -> None:
-        """Until all up to there is acknowledged, hashes wait for whoever has messages of them."""
+        """Let hashes wait for the consumers that hold messages of them, until all up to `position` is acknowledged."""
         self._brought = max(self._brought, position)
 
     def remembers(self) -> bool:
-        """With PIP-319, while a consumer has joined recently, and while what consumers brought is not acknowledged."""
+        """Return whether an acknowledgement alone may open the gate.
+
+        That may be while messages that consumers brought are not acknowledged; with PIP-319 also while a consumer has
+        joined recently.
+        """
         return self.keeps_brought or (self.remember_unacked_keys and bool(self.recent))
 
     def marked(self, position: int) -> bool:
-        """Release those whose position is acknowledged with all before it."""
+        """Release consumers whose position is acknowledged with all before it."""
         kept = self.keeps_brought
         self.mark_delete = max(self.mark_delete, position)
         free = [slot for slot, limit in self.recent.items() if limit <= self.mark_delete]
@@ -230,7 +236,7 @@ class RecentlyJoined:
         return bool(free) or kept != self.keeps_brought
 
     def last_sent(self, window: Window, last_read: int) -> int:
-        """Highest position such that everything up to it was sent (LS-1 .. LS-3), derived from the window."""
+        """Return the highest position up to which everything was sent (LS-1 .. LS-3), derived from the window."""
         unsent = _unsent(window)
         if len(unsent) == 0:
             return max(last_read, self.mark_delete)
@@ -242,7 +248,7 @@ class RecentlyJoined:
         return int(live[before - 1]) if before else self.mark_delete
 
     def individually_sent(self, window: Window, last_read: int) -> list[tuple[str, str]]:
-        """Open-closed ranges that were sent above `last_sent`, as Pulsar shows them (LS-7)."""
+        """Return the open-closed ranges that were sent above `last_sent`, as Pulsar shows them (LS-7)."""
         unsent = _unsent(window)
         if len(unsent) == 0:
             return []
@@ -255,16 +261,16 @@ class RecentlyJoined:
 
 
 def _unsent(window: Window) -> Positions:
-    """Positions that wait for their first delivery and have a place in the order, ascending."""
+    """Return the positions that wait for their first delivery and have a place in the order, ascending."""
     rows = window.rows_in(FRESH, REPLAY, HELD)
     positions: Positions = window.position[rows[(window.flags[rows] & SENT) == 0]]
     return positions
 
 
 def held_elsewhere(window: Window, wanted: HashIndex, owners: Reduced) -> Mask:
-    """For each hash with its owner: does another consumer hold unacknowledged messages of it (RK-3)?
+    """Return for each hash with its owner whether another consumer holds unacknowledged messages of it (RK-3).
 
-    Asks the rows themselves, since under some policies a hash may be at several consumers.
+    The rows themselves are asked, since under some policies a hash may be at several consumers.
     """
     pending = window.rows_in(PENDING)
     hashes, slots = window.hash[pending], window.consumer[pending]
@@ -278,7 +284,7 @@ def held_elsewhere(window: Window, wanted: HashIndex, owners: Reduced) -> Mask:
 
 
 def make_policy(name: str, *, remember_unacked_keys: bool = False) -> Policy:
-    """The policy of a Key_Shared subscription by its configured name. Raises Invalid for an unknown one."""
+    """Return the policy of a Key_Shared subscription by its configured name. Raises Invalid for an unknown one."""
     if name == "draining_hashes":
         return DrainingHashes()
     try:
@@ -289,7 +295,10 @@ def make_policy(name: str, *, remember_unacked_keys: bool = False) -> Policy:
 
 
 def policy_stats(policy: Policy, window: Window, last_read: int, describe: Callable[[int], str]) -> dict[str, Any]:
-    """Statistics that only this policy has, with Pulsar's names (LS-7); `describe(slot)` names a consumer uniquely."""
+    """Return the statistics that only this policy has, with Pulsar's names (LS-7).
+
+    describe(slot): a unique name of a consumer.
+    """
     if not isinstance(policy, RecentlyJoined):
         return {}
     after = {describe(slot): show(limit) for slot, limit in policy.recent.items()}

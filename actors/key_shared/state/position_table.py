@@ -91,7 +91,7 @@ class PositionTable:
             self._sort()
 
     def _put(self, state: int, positions: Positions, values: dict[str, Any]) -> None:
-        """Like `_add`, for positions that may have been here before: a hole becomes its row again."""
+        """Do as `_add` does, for positions that may have been here before: a hole becomes its row again."""
         rows, known = self.locate(positions)
         if len(known):
             new = np.isin(positions, known, invert=True)
@@ -133,7 +133,7 @@ class PositionTable:
         return keep
 
     def _worth_keeping(self) -> Rows:
-        """The live rows, and holes among them where they are few: stretches without a squeeze are found faster."""
+        """Return the live rows, and few holes among them: stretches without a squeeze are found faster."""
         first = self.head - self.head % _BLOCK
         blocks = np.add.reduceat(self.state[first : self.tail] != DONE, np.arange(0, self.tail - first, _BLOCK))
         whole = np.repeat(blocks * 2 >= _BLOCK, _BLOCK)[self.head - first : self.tail - first]
@@ -142,13 +142,13 @@ class PositionTable:
     # -- finding ----------------------------------------------------------------------------------------------------
 
     def find(self, positions: Positions) -> Rows:
-        """Rows of the given positions that are live, ascending, each once; positions not here are left out."""
+        """Return rows of the given positions that are live, ascending, each once; positions not here are left out."""
         rows, _ = self.locate(positions)
         alive = self.state[rows] != DONE
         return rows if alive.all() else rows[alive]
 
     def locate(self, positions: Positions) -> tuple[Rows, Positions]:
-        """Rows of the given positions, ascending, each once, and their positions. Some may be DONE."""
+        """Return rows of the given positions, ascending, each once, and their positions. Some may be DONE."""
         view = self.position[self.head : self.tail]
         if len(positions) == 0 or len(view) == 0:
             return np.empty(0, np.intp), np.empty(0, np.int64)
@@ -189,7 +189,7 @@ class PositionTable:
         self._stretched = 0
 
     def rows_in(self, *states: int) -> Rows:
-        """All rows in the given states, ascending."""
+        """Return all rows in the given states, ascending."""
         view = self.state[self.head : self.tail]
         wanted = view == states[0]
         for state in states[1:]:
@@ -197,7 +197,7 @@ class PositionTable:
         return np.flatnonzero(wanted) + self.head
 
     def rows_live(self) -> Rows:
-        """All rows that are not DONE, ascending."""
+        """Return all rows that are not DONE, ascending."""
         return np.flatnonzero(self.state[self.head : self.tail]) + self.head
 
     # -- changing ---------------------------------------------------------------------------------------------------

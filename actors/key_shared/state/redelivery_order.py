@@ -1,9 +1,9 @@
-"""The sentinel's books for `nack_order=key`: which messages are out, and how far each hash has come.
+"""The sentinel's books for `nack_order=key`: the messages that are out, and how far each hash has come.
 
-What is out is a bag of positions; changes are gathered, and counted when a delivery lies below the highest position
-that was ever out of its hash. Where nothing is given back that never happens, and the changes are only counted now and
-then so that they do not become too many. Positions are consecutive in the main, so they are counted by their distance
-from the lowest, without a sort; what lies far behind the others is counted apart.
+The messages that are out are a bag of positions. Changes are gathered, and counted when a delivery lies below the
+highest position that was ever out of its hash. While no message is given back that never happens, and the changes are
+counted only now and then so that they do not become too many. Positions are mostly consecutive, so they are counted by
+their distance from the lowest, without a sort; positions far behind the others are counted separately.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from sluice.storage.format.hashing import HASH_RANGE
 from sluice.storage.format.position import Positions
 
 _UNSORTED = 100_000
-"""Changes that are gathered before what is out is counted; most are never asked for."""
+"""The changes that are gathered before a count; most counts are never needed."""
 _SPREAD = 4
-"""Positions are counted by distance if they lie at most so many times as far apart as there are changes."""
+"""The largest span of positions, as a multiple of the changes, at which positions are counted by distance."""
 
 
 class Repeated:
@@ -25,18 +25,18 @@ class Repeated:
 
     def __init__(self) -> None:
         self._next: Positions = np.zeros(HASH_RANGE, np.int64)
-        """No message of a hash below this may go out; lowered by what comes back."""
+        """The lowest position of each hash that may go out; lowered by messages that come back."""
         self._top: Positions = np.full(HASH_RANGE, -1, np.int64)
-        """Nothing above this is out of a hash."""
+        """Invariant: no message of a hash above this position is out."""
         self._out: Positions = np.zeros(0, np.int64)
         self._hashes: Reduced = np.zeros(0, np.uint16)
         self._changes: list[tuple[HashIndex, Positions, int]] = []
         self._unplaced: list[Positions] = []
-        """Of what is out, what has no place in the order."""
+        """The messages that are out and have no place in the order."""
         self._gathered = 0
 
     def sent(self, hashes: HashIndex, positions: Positions, placed: Mask | None) -> Mask:
-        """Which of the messages that go out now may not; `note_sent` follows."""
+        """Return which of the messages that go out now may not; `note_sent` follows."""
         wrong: Mask = positions < self._next[hashes]
         if (positions < self._top[hashes]).any():
             self._count()
@@ -48,7 +48,7 @@ class Repeated:
         return wrong
 
     def note_sent(self, hashes: HashIndex, positions: Positions, placed: Mask | None) -> None:
-        """These are out."""
+        """Note that messages are out."""
         self._note(hashes, positions, 1)
         if placed is not None:
             self._unplaced.append(positions[~placed])
@@ -56,7 +56,7 @@ class Repeated:
         _raise(self._top, hashes, positions)
 
     def given_back(self, hashes: HashIndex, positions: Positions, *, again: bool) -> None:
-        """These are not out any more. again: they will be sent again, and then have a place."""
+        """Note that messages are no longer out. again: they will be sent again, and then have a place."""
         if again:
             np.minimum.at(self._next, hashes, positions)
             if self._unplaced:
@@ -64,7 +64,7 @@ class Repeated:
         self._note(hashes, positions, -1)
 
     def wanted_again(self, hashes: HashIndex, positions: Positions) -> None:
-        """These are not out, and will be, before anything behind them."""
+        """Note messages that are not out, and will go out before later ones of their hash."""
         np.minimum.at(self._next, hashes, positions)
 
     def _note(self, hashes: HashIndex, positions: Positions, change: int) -> None:
@@ -74,7 +74,7 @@ class Repeated:
             self._count()
 
     def _count(self) -> None:
-        """Bring the changes in."""
+        """Merge the gathered changes into the messages that are out."""
         changes = [(self._hashes, self._out, 1), *self._changes]
         # What is out for long lies far behind the rest, and is little.
         cut = min((int(at.min()) for _, at, sign in self._changes if sign > 0 and len(at)), default=0)
@@ -98,7 +98,7 @@ class Repeated:
 
 
 def _raise(table: Positions, hashes: HashIndex, positions: Positions) -> None:
-    """No entry of these hashes stays below the highest of its positions; mostly they ascend."""
+    """Raise the entries of these hashes to the highest of their positions, which mostly ascend."""
     if (positions < table[hashes]).any():
         np.maximum.at(table, hashes, positions)
         return
@@ -108,7 +108,7 @@ def _raise(table: Positions, hashes: HashIndex, positions: Positions) -> None:
 
 
 def _left(hashes: Reduced, positions: Positions, sent: Mask) -> tuple[Reduced, Positions]:
-    """Messages that were sent more often than they came back, with hashes; positions ascending, each once."""
+    """Return messages that were sent more often than they came back, with hashes; positions ascending, each once."""
     if not len(positions):
         return hashes, positions
     lowest = int(positions.min())

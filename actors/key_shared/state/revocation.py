@@ -66,7 +66,7 @@ def revoke(core: DispatchState) -> None:
 
 
 def close_hashes(core: DispatchState) -> None:
-    """Of which hashes nothing behind some position goes out (`parked_messages`): look again."""
+    """Find the closed hashes again, and the position in each behind which no message goes out (`parked_messages`)."""
     dead = core.window.rows_in(DEAD)
     core.parked.close(core.window.position[dead], core.window.masked_hash[dead])
     core.look_again()
@@ -108,7 +108,7 @@ def keep_order(core: DispatchState) -> None:
 
 
 def take_revoked(core: DispatchState, member: AttachedConsumer) -> Positions:
-    """Messages that this consumer must give back and was not asked for yet (int64, ascending)."""
+    """Take the messages that a consumer must give back and was not asked for yet (int64, ascending)."""
     if not len(member.revoked):
         return NO_POSITIONS
     rows = core.window.find(member.taken_revoked())
@@ -117,7 +117,7 @@ def take_revoked(core: DispatchState, member: AttachedConsumer) -> Positions:
 
 
 def overtook(core: DispatchState, positions: Positions) -> Positions:
-    """Which of these the application had before an earlier message of their key came again."""
+    """Return which of these the application had before an earlier message of their key came again."""
     if not core.window.overtaken:
         return positions[:0]
     rows = core.window.find(positions)

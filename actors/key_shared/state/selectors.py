@@ -31,7 +31,7 @@ Range = tuple[int, int]
 
 
 Share = list[Any]
-"""What a consumer has of the hashes, as its selector describes it; of numbers, texts and lists."""
+"""The share of a consumer in the hashes, as its selector describes it; of numbers, texts and lists."""
 
 
 class Selector(Protocol):
@@ -46,22 +46,22 @@ class Selector(Protocol):
         """Let a consumer take part. Raises Conflict or Invalid and changes nothing then."""
 
     def rivals(self, ranges: Sequence[Range]) -> list[int]:
-        """The slots in whose place a consumer with these ranges would be; it is refused as long as they take part."""
+        """Return the slots that exclude a consumer with these ranges; it is refused while they take part."""
 
     def remove(self, *slots: int) -> None:
-        """Consumers no longer take part; fine if one never did."""
+        """Remove consumers; fine if one never took part."""
 
     def owners(self) -> Reduced:
-        """A new table of owners, uint16, shape (65536,)."""
+        """Return a new table of owners, uint16, shape (65536,)."""
 
     def layout(self) -> list[tuple[int, Share]]:
-        """Each slot that takes part with its share, in the order in which `restore` makes the same of them."""
+        """Return each slot that takes part with its share, in the order in which `restore` makes the same of them."""
 
     def restore(self, slot: int, share: Share) -> None:
         """Let a slot have a share of a `layout`."""
 
     def replace(self, slot: int, by: int) -> None:
-        """Another slot takes the share of this one."""
+        """Give the share of this slot to another one."""
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class NameIndexes:
         return entry[0]
 
     def index(self, name: str, slot: int) -> int:
-        """The index of a tracked consumer, else -1."""
+        """Return the index of a tracked consumer, else -1."""
         entry = self._used.get(name, {}).get(slot)
         return -1 if entry is None else entry[0]
 
@@ -110,7 +110,7 @@ class NameIndexes:
 
 @lru_cache(1_024)
 def _points_of(name: str, index: int, points: int) -> Reduced:
-    """The points of a consumer on the ring, ascending, each once; the same on every partition."""
+    """Return the points of a consumer on the ring, ascending, each once; the same on every partition."""
     texts = [f"{name}\0{index}\0{point}".encode() for point in range(points)]
     masked = np.array([masked_hash(text) for text in texts], np.uint32)
     reduced = reduce_hash(masked, size=ConsistentHashing.size, start=ConsistentHashing.start)
@@ -229,7 +229,7 @@ class ConsistentHashing:
 
 
 class AutoSplit:
-    """One part for each consumer, by halving."""
+    """A division of the hashes into one part for each consumer, by halving."""
 
     start = 0
 
@@ -256,7 +256,7 @@ class AutoSplit:
         self._parts[upper - width // 2] = slot
 
     def rivals(self, ranges: Sequence[Range]) -> list[int]:
-        """Nobody's in particular: each has a part."""
+        """Return no slot: each consumer has a part."""
         return []
 
     def remove(self, *slots: int) -> None:
@@ -325,7 +325,7 @@ class Sticky:
         self._owner[mine] = slot
 
     def rivals(self, ranges: Sequence[Range]) -> list[int]:
-        """The slots that have a part of these ranges."""
+        """Return the slots that have a part of these ranges."""
         slots = [self._owner[max(start, 0) : end + 1] for start, end in ranges]
         return [slot for slot in np.unique(np.concatenate(slots)).tolist() if slot != NO_SLOT] if slots else []
 
@@ -334,7 +334,7 @@ class Sticky:
         self._owner[np.isin(self._owner, slots)] = NO_SLOT
 
     def owners(self) -> Reduced:
-        """The ranges as they were given."""
+        """Return the ranges as they were given."""
         return self._owner.copy()
 
     def layout(self) -> list[tuple[int, Share]]:
@@ -388,7 +388,7 @@ class SingleActive(_Undivided):
         self._line.sort(key=lambda member: member[:2])
 
     def rivals(self, ranges: Sequence[Range]) -> list[int]:
-        """The one consumer of an exclusive subscription."""
+        """Return the one consumer of an exclusive subscription."""
         return [slot for *_, slot in self._line] if self.exclusive else []
 
     def remove(self, *slots: int) -> None:
@@ -433,7 +433,7 @@ SELECTORS: dict[str, Callable[[SubscriptionSettings], Selector]] = {
 
 
 def make_selector(settings: SubscriptionSettings, partition: int = 0) -> Selector:
-    """The selector of a subscription on a partition. Raises Invalid for an unknown name."""
+    """Return the selector of a subscription on a partition. Raises Invalid for an unknown name."""
     if settings.type == "shared":
         return Nobody()
     if settings.type != "key_shared":
@@ -444,12 +444,12 @@ def make_selector(settings: SubscriptionSettings, partition: int = 0) -> Selecto
 
 
 def ranges_of(owner: Reduced, slot: int) -> list[Range]:
-    """The ranges of one slot in a table of owners, touching ones joined, ascending (KS-10)."""
+    """Return the ranges of one slot in a table of owners, touching ones joined, ascending (KS-10)."""
     return mask_ranges(owner == slot)
 
 
 def ranges_by_slot(owner: Reduced) -> dict[int, list[Range]]:
-    """The ranges of all slots in a table of owners, in one look at it; see `ranges_of`."""
+    """Return the ranges of all slots in a table of owners, in one look at it; see `ranges_of`."""
     edges = np.flatnonzero(owner[1:] != owner[:-1]) + 1
     firsts, lasts = np.append(0, edges), np.append(edges, len(owner)) - 1
     found: dict[int, list[Range]] = {}
@@ -459,7 +459,7 @@ def ranges_by_slot(owner: Reduced) -> dict[int, list[Range]]:
 
 
 def same_ranges(one: Iterable[Sequence[int]], other: Iterable[Sequence[int]]) -> bool:
-    """Whether two lists of ranges mean the same hashes."""
+    """Return whether two lists of ranges mean the same hashes."""
     masks = np.zeros((2, HASH_RANGE), np.bool_)
     for mask, ranges in zip(masks, (one, other), strict=True):
         for low, high in ranges:
@@ -468,7 +468,7 @@ def same_ranges(one: Iterable[Sequence[int]], other: Iterable[Sequence[int]]) ->
 
 
 def mask_ranges(mask: np.ndarray) -> list[Range]:
-    """Runs of True as inclusive ranges, ascending."""
+    """Return runs of True as inclusive ranges, ascending."""
     padded = np.zeros(len(mask) + 2, np.int8)
     padded[1:-1] = mask
     edges = np.flatnonzero(np.diff(padded))
@@ -476,7 +476,7 @@ def mask_ranges(mask: np.ndarray) -> list[Range]:
 
 
 def difference(before: Reduced, after: Reduced) -> list[tuple[int, int, int, int]]:
-    """(first, last, old slot, new slot) of every stretch that changed hands, ascending (KS-17)."""
+    """Return (first, last, old slot, new slot) of every stretch that changed hands, ascending (KS-17)."""
     edges = np.flatnonzero((before[1:] != before[:-1]) | (after[1:] != after[:-1])) + 1
     firsts = np.concatenate(([0], edges))
     ends = np.concatenate((edges, [len(before)]))

@@ -49,7 +49,7 @@ class Sentinel:
         """The holder, how many messages are held, and at or behind which position the first delivery has to be."""
 
     def continue_from(self, before: Sentinel) -> None:
-        """The counts and the stories go on; nothing is out any more, and everything may be sent again."""
+        """Go on with the counts and the stories; no message is out any more, and every one may be sent again."""
         self.checked_holder, self.checked_order = before.checked_holder, before.checked_order
         self.violations_holder, self.violations_order = before.violations_holder, before.violations_order
         self.checked_repeated, self.stories = before.checked_repeated, before.stories
@@ -62,10 +62,10 @@ class Sentinel:
     def sent(
         self, slots: Reduced, hashes: HashIndex, positions: Positions, first: Mask | None, placed: Mask | None = None
     ) -> None:
-        """Messages go out now: per slot in the order in which the consumer will see them.
+        """Check messages that go out now: per slot in the order in which the consumer will see them.
 
-        first: which of them are first deliveries that have to be in order; None: all. placed: which of them, repeated
-        deliveries among them, have a place in the order; None: all. All of shape (n,).
+        first: which are first deliveries that have to be in order; None: all. placed: which have a place in the order,
+        repeated deliveries among them; None: all. All of shape (n,).
         """
         if self._repeated is not None:
             self._check_repeated(hashes, positions, placed)
@@ -105,8 +105,9 @@ class Sentinel:
     def note_held(
         self, slots: Reduced, hashes: HashIndex, positions: Positions, placed: Mask | None = None
     ) -> HashIndex:
-        """Messages are with these consumers from now on, sent now or held since before a change of owner. Returns the
-        rows of their hashes.
+        """Check and note that consumers have messages from now on, sent now or held since before a change of owner.
+
+        Return the rows of their hashes.
         """
         self.checked_holder += len(hashes)
         rows = self._hashes.rows(hashes)
@@ -129,9 +130,9 @@ class Sentinel:
         return rows
 
     def given_back(self, hashes: HashIndex, positions: Positions | None = None, *, again: bool = False) -> None:
-        """Messages of these hashes are acknowledged or have left their consumer.
+        """Note that messages of these hashes are acknowledged or have left their consumer.
 
-        positions: which, one a hash; only for the stronger promise. again: they are to go out again.
+        positions: one a hash, only for the stronger promise. again: they are to go out again.
         """
         if self._repeated is not None and positions is not None:
             self._repeated.given_back(hashes, positions, again=again)
@@ -142,7 +143,7 @@ class Sentinel:
             raise InvariantViolation("more messages of a hash came back than were ever sent")
 
     def wanted_again(self, hashes: HashIndex, positions: Positions) -> None:
-        """These were put aside, and go out before what follows them of their hash."""
+        """Note messages that were put aside, and go out before later messages of their hash."""
         if self._repeated is not None:
             self._repeated.wanted_again(hashes, positions)
 
@@ -153,7 +154,7 @@ class Sentinel:
             raise InvariantViolation(story)
 
     def stats(self) -> dict[str, int | list[str]]:
-        """Counters and the newest stories."""
+        """Return the counters and the newest stories."""
         return {
             "checkedHolder": self.checked_holder,
             "checkedOrder": self.checked_order,

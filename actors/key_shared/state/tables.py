@@ -10,14 +10,14 @@
 
 **A hash is draining exactly when pending > 0 and holder != owner.** PIP-379 keeps a map of draining hashes, fills it
 when ranges change and empties it as acknowledgements arrive; most of the defects found in it later (KS-30, KS-31)
-were an entry that should have gone, or came too late. Here draining is derived, so a join or a leave is "compute the
-owners anew" and nothing can go stale. Between two such moments the set can only shrink, when the last
-pending message of a hash is released, because nothing is sent of a draining hash: so `drains` keeps the answer as of
-the last change of owners, minus what was freed since, and `check` compares it with the definition.
+were an entry that should have been removed, or came too late. Here draining is derived, so a join or a leave computes
+the owners again, and nothing can go stale. Between two such moments nothing is sent of a draining hash, so the set can
+only shrink: a hash leaves it when its last pending message is released. So `drains` keeps the answer as of the last
+change of owners, minus the hashes that were freed since, and `check` compares it with the definition.
 
-A broker has a table for each partition of each subscription, and most of them are idle. So an array takes memory where
-it was written to, what messages touch takes it for the hashes that were used (`hash_groups`), equal tables of owners
-are one, and so are those of subscriptions in which nothing drains.
+A broker has a table for each partition of each subscription, and most of them are idle. So an array takes memory only
+where it was written to. Columns that messages touch take it for the hashes that were used (`hash_groups`). Equal tables
+of owners are one object, and so are the tables of subscriptions in which nothing drains.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _owners: WeakValueDictionary[int, Reduced] = WeakValueDictionary()
 
 
 def shared_owners(owner: Reduced) -> Reduced:
-    """This table, or the same one that another partition or subscription of the process has; not to be written to."""
+    """Return this table, or an equal one that another part of the process has; not to be written to."""
     owner.setflags(write=False)
     checksum = google_crc32c.value(owner.tobytes())
     known = _owners.get(checksum)
@@ -61,7 +61,7 @@ _NOBODY = shared_owners(np.full(HASH_RANGE, NO_SLOT, np.uint16))
 
 
 def distinct(hashes: HashIndex) -> npt.NDArray[np.intp]:
-    """Each of these hashes once, ascending. Sorting many takes far longer than a mark for each."""
+    """Return each of these hashes once, ascending. Sorting many takes far longer than a mark for each."""
     if len(hashes) < _MANY:
         return np.unique(hashes).astype(np.intp)
     found = np.zeros(HASH_RANGE, np.bool_)
@@ -94,13 +94,13 @@ class HashTables:
         self.revoked_messages = self.revoked_total = 0
         """How many messages are asked back, and how many ever were."""
         self.freed_attempts: npt.NDArray[np.int32] = np.zeros(0, np.int32)
-        """Of the hashes that `released` freed last, how often each was blocked; same order."""
+        """How often each of the hashes that `released` freed last was blocked; same order."""
         self.holes = True
         self._used = False
         """Whether a message was ever sent."""
 
     def continue_from(self, before: HashTables) -> None:
-        """The total goes on."""
+        """Go on with the total."""
         self.revoked_total = before.revoked_total
 
     @property
@@ -115,7 +115,7 @@ class HashTables:
         return self._out.whole(_HOLDER)
 
     def holders(self, hashes: HashIndex) -> Reduced:
-        """The holder of each of these hashes."""
+        """Return the holder of each of these hashes."""
         rows = self._out.rows(hashes)
         holders: Reduced = self._out.columns[_HOLDER][rows]
         return holders
@@ -131,20 +131,20 @@ class HashTables:
         return self._out.whole(_REPLAYED)
 
     def draining_mask(self) -> Mask:
-        """Which hashes are draining, by the definition; bool, shape (65536,)."""
+        """Return which hashes are draining, by the definition; bool, shape (65536,)."""
         if not self.tracking:
             return np.zeros(HASH_RANGE, np.bool_)
         mask: Mask = (self.pending > 0) & (self.holder != self.owner)
         return mask
 
     def set_owners(self, owner: Reduced) -> None:
-        """New owners, after a join or a leave. A hash that came back to its holder is simply not draining now."""
+        """Set the owners after a join or a leave. A hash that came back to its holder is then no longer draining."""
         self.owner = shared_owners(owner)
         self.holes = bool((owner[1:] == NO_SLOT).any())
         self.recount()
 
     def recount(self) -> None:
-        """Find the draining hashes anew, and forget blocked attempts of others (KS-27)."""
+        """Find the draining hashes again, and forget blocked attempts of others (KS-27)."""
         if not self._used:
             return
         drains = self.draining_mask()
@@ -153,7 +153,7 @@ class HashTables:
         self.attempts[(self.attempts > 0) & ~self.drains] = 0
 
     def sent(self, hashes: HashIndex, slots: Reduced) -> None:
-        """Messages of these hashes went to these slots."""
+        """Count messages of these hashes that went to these slots."""
         self._used = True
         rows = self._out.rows(hashes)
         holder, pending, _ = self._out.columns
@@ -161,7 +161,10 @@ class HashTables:
         holder[rows] = slots
 
     def released(self, hashes: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Messages of these hashes are no longer pending; returns the draining hashes that this freed, unique."""
+        """Count messages of these hashes that are no longer pending; returns the draining hashes that this freed.
+
+        These are unique.
+        """
         rows = self._out.rows(hashes)
         pending = self._out.columns[_PENDING]
         np.subtract.at(pending, rows, _ONE)
@@ -175,28 +178,28 @@ class HashTables:
         return freed
 
     def revoke(self, hashes: HashIndex) -> None:
-        """Messages of these hashes are asked back."""
+        """Count messages of these hashes that are asked back."""
         np.add.at(self.revoked, hashes, _ONE)
         self.revoked_messages += len(hashes)
         self.revoked_total += len(hashes)
 
     def no_more_revoked(self, hashes: HashIndex) -> None:
-        """The reverse of `revoke`."""
+        """Reverse `revoke`."""
         np.subtract.at(self.revoked, hashes, _ONE)
         self.revoked_messages -= len(hashes)
 
     def queued(self, hashes: HashIndex) -> None:
-        """Messages with a known place in the order wait to be sent."""
+        """Count messages with a known place in the order that wait to be sent."""
         rows = self._out.rows(hashes)
         np.add.at(self._out.columns[_REPLAYED], rows, _ONE)
 
     def unqueued(self, hashes: HashIndex) -> None:
-        """The reverse of `queued`."""
+        """Reverse `queued`."""
         rows = self._out.rows(hashes)
         np.subtract.at(self._out.columns[_REPLAYED], rows, _ONE)
 
     def any_replayed(self, hashes: HashIndex) -> Mask:
-        """Of which of these hashes such messages wait, bool, one a hash."""
+        """Return which of these hashes have messages waiting for replay, bool, one a hash."""
         rows = self._out.rows(hashes)
         waits: Mask = self._out.columns[_REPLAYED][rows] > 0
         return waits

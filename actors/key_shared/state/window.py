@@ -82,9 +82,9 @@ class Window(PositionTable):
         self.fresh_from = 0
         """No row before it is FRESH."""
         self.redelivered = False
-        """Some redelivery was counted since the table was empty."""
+        """Whether a redelivery was counted since the table was empty."""
         self.overtaken = False
-        """Some row was ever OVERTOOK."""
+        """Whether any row was ever OVERTOOK."""
         self.last_read = self.reached = EARLIEST
         """last_read: the highest position that was read forward. reached: up to where the log was looked at."""
 
@@ -93,7 +93,7 @@ class Window(PositionTable):
         self._add(state, positions, _values(masked, hashes, flags, now))
 
     def put(self, positions: Positions, masked: Hashes, hashes: Reduced, state: int, flags: int, now: int) -> None:
-        """Like `add`, for positions that may have been here before: a hole becomes its row again."""
+        """Do as `add` does, for positions that may have been here before: a hole becomes its row again."""
         self._put(state, positions, _values(masked, hashes, flags, now))
         if state == FRESH:
             self.fresh_from = self.head
@@ -103,14 +103,16 @@ class Window(PositionTable):
         self.last_read = position
 
     def reach(self, position: int) -> bool:
-        """The log was looked at up to here; whether that is news."""
+        """Note that the log was looked at up to here; return whether that is news."""
         further = position > self.reached
         self.reached = max(self.reached, position)
         return further
 
     def unreached(self, rows: Rows) -> Mask:
-        """Which rows wait because the log was not read up to them: consumers held them from an earlier owner and
-        gave them back, and nobody knows yet what of their keys lies before them. Only with `nack_order=key`.
+        """Return which rows wait because the log was not read up to them. Only with `nack_order=key`.
+
+        Consumers held them from an earlier owner and gave them back; earlier messages of their keys may not be read
+        yet.
         """
         unreached: Mask = self.position[rows] > max(self.last_read, self.reached)
         if unreached.any():
@@ -118,36 +120,36 @@ class Window(PositionTable):
         return unreached
 
     def count_redeliveries(self, rows: Rows, counts: npt.NDArray[np.uint8]) -> None:
-        """So often were these redelivered, uint8, one a row."""
+        """Set the redelivery count of each row (uint8)."""
         self.redelivery[rows] = counts
         self.redelivered = True
 
     def wait_for(self, rows: Rows, reasons: npt.NDArray[np.uint8], now: int) -> None:
-        """From `now` (ms) on rows wait for these reasons, one a row."""
+        """Let rows wait for these reasons from `now` (ms) on, one a row."""
         self.why[rows], self.why_since[rows] = reasons, now
 
     def note_overtaking(self, rows: Rows) -> None:
-        """The application had these before an earlier message of their key came again."""
+        """Mark rows that the application had before an earlier message of their key came again."""
         self.flags[rows] |= OVERTOOK
         self.overtaken = True
 
     def forget_sent(self) -> None:
-        """There is no consumer any more, which is what SENT counts from."""
+        """Clear SENT: it counts from the first consumer, and there is none any more."""
         self.flags &= np.uint8(0xFF ^ SENT)
 
     def none_fresh(self) -> None:
-        """No row is FRESH any more."""
+        """Note that no row is FRESH any more."""
         self.fresh_from = self.tail
 
     def revive(self, rows: Rows, state: int) -> None:
-        """Rows that are DONE are open again, as they were read."""
+        """Open rows again that are DONE, as they were read."""
         self.move(rows, len(rows), DONE, state)
         self.flags[rows] = 0
         self.redelivery[rows] = 0
         self.why[rows] = NO_REASON
 
     def rows_fresh(self) -> Rows | slice:
-        """The FRESH rows: a slice when they are all that is at the end of the table, as they almost always are."""
+        """Return the FRESH rows: a slice when they are all at the end of the table, as they almost always are."""
         if self.count[FRESH] == self.tail - self.fresh_from:
             return slice(self.fresh_from, self.tail)
         return np.flatnonzero(self.state[self.fresh_from : self.tail] == FRESH) + self.fresh_from
@@ -170,7 +172,7 @@ class Window(PositionTable):
 
 
 def _values(masked: Hashes, hashes: Reduced, flags: int, now: int) -> dict[str, Any]:
-    """The first values of rows, by column."""
+    """Return the first values of rows, by column."""
     return {
         "masked_hash": masked,
         "hash": hashes,

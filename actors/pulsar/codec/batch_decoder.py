@@ -23,11 +23,11 @@ from sluice.storage.format.batch import MAX_KEY_BYTES, MAX_MESSAGE_BYTES
 PROPERTIES, KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE = tags(
     "Single", "properties", "partition_key", "payload_size", "event_time", "ordering_key", "sequence_id"
 )
-"""Of a message's own metadata what columns hold, and its properties."""
+"""The fields of a message's own metadata that columns hold, and its properties."""
 FLAGS = tags("Single", "key_is_base64", "null_value", "null_partition_key")
 
 ALIKE = 16
-"""So many messages of the same sizes in a row are worth being found in one step."""
+"""The least messages of the same sizes in a row that are worth being found in one step."""
 
 
 @dataclass(slots=True)
@@ -157,7 +157,7 @@ def _walked(payload: bytes, at: int, end: int) -> tuple[int, list[int]] | None:
 
 
 def _alike(payload: bytes, at: int, size: int, marks: list[int], most: int) -> int:
-    """How many of the messages that follow the one that begins here, `most` at most, have its sizes and tags.
+    """Return how many of the messages that follow the one that begins here, `most` at most, have its sizes and tags.
 
     marks: begin and end of each tag with its number, behind the length; whatever else differs, they end where it says.
     """
@@ -181,7 +181,7 @@ def _alike(payload: bytes, at: int, size: int, marks: list[int], most: int) -> i
 
 
 def find_messages(source: Bytes, begin: Ints, end: Ints) -> tuple[MessageSlices, npt.NDArray[np.bool_]]:
-    """The messages of batches that begin and end at these places, and which of them have to go the slow way."""
+    """Return the messages of batches that begin and end at these places, and which of them have to go the slow way."""
     stop = begin + 4 + source.u32(begin)
     read = read_fields(source, begin + 4, stop, (KEY, SIZE, EVENT_TIME, ORDERING_KEY, SEQUENCE, *FLAGS), PROPERTIES)
     odd = read.odd
@@ -220,7 +220,7 @@ class Heads:
 
 
 def table_of(source: Bytes, found: MessageSlices, heads: Heads, pairs: Pairs | None) -> pa.RecordBatch:
-    """The rows of frames, in order. pairs: their properties."""
+    """Return the rows of frames, in order. pairs: their properties."""
     counts, total = heads.counts, len(found.key_at)
     index = np.arange(heads.first, heads.first + total) - np.repeat(np.cumsum(counts) - counts, counts)
     sequence = np.where(found.sequence >= 0, found.sequence, np.repeat(heads.sequence, counts) + index)
@@ -246,7 +246,7 @@ def _times(given: Ints) -> pa.Array:
 
 
 def _slices(source: Bytes, at: Ints, size: Ints) -> pa.Array:
-    """A column of bytes, null where the size is -1."""
+    """Return a column of bytes, null where the size is -1."""
     null = size < 0
     if null.all():
         return pa.nulls(len(at), pa.binary())

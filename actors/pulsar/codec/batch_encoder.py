@@ -31,12 +31,12 @@ class EncodedBodies:
     odd: npt.NDArray[np.bool_]
 
     def slice(self, first: int, end: int) -> bytes:
-        """The payload of a batch of these rows."""
+        """Return the payload of a batch of these rows."""
         return bytes(self.data[int(self.offsets[first]) : int(self.offsets[end])])
 
 
 def bodies_of(rows: pa.RecordBatch) -> EncodedBodies | None:
-    """The rows of clients' batches; None if none of them can be encoded in columns."""
+    """Return the rows of clients' batches; None if none of them can be encoded in columns."""
     names = rows.schema.names
     key, payload = rows.column("key"), rows.column("payload")
     if rows.nbytes > MOST_BYTES or "pulsar" not in names or not is_text(key):
@@ -61,7 +61,7 @@ def bodies_of(rows: pa.RecordBatch) -> EncodedBodies | None:
 
 
 def is_text(key: pa.Array) -> bool:
-    """Whether keys can travel unchanged; those that are not UTF-8 travel as base64."""
+    """Return whether keys can travel unchanged; those that are not UTF-8 travel as base64."""
     try:
         key.cast(pa.string())
     except pa.ArrowInvalid:
@@ -70,7 +70,7 @@ def is_text(key: pa.Array) -> bool:
 
 
 def _odd(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-    """Rows with a flag of their own."""
+    """Return rows with a flag of their own."""
     rest = rows.column("pulsar").dictionary_encode()
     kinds = [Metadata.FromString(kind or b"") for kind in rest.dictionary.to_pylist()]
     flagged = np.array([any(getattr(kind, name) for name in OF_ONE) for kind in kinds] + [True])
@@ -79,7 +79,7 @@ def _odd(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
 
 
 def _numbers(column: pa.Array, tag: int, *, zero: bool = False) -> list[Field]:
-    """A field of a number where it is not null, and not 0 unless `zero` is one too."""
+    """Return a field of a number where it is not null, and not 0 unless `zero` is one too."""
     if column.null_count == len(column):
         return []
     values = column.fill_null(0).to_numpy().view(np.uint64)

@@ -20,13 +20,13 @@ _ARROW = {LZ4: "lz4_raw", ZSTD: "zstd", SNAPPY: "snappy"}
 MAX_INFLATED = MAX_MESSAGE_BYTES
 """Bytes that one frame's payload may become here; what would become more is not inflated."""
 MOST_TRIED = 64 * 1024 * 1024
-"""Up to so many bytes it is tried whether LZ4 becomes what it says."""
+"""The most bytes for which a try shows whether LZ4 data has the size that it claims."""
 MOST_FOLD = {LZ4: 255, ZLIB: 1_032, ZSTD: 1 << 16, SNAPPY: 32}
 """A byte becomes so many at most."""
 
 
 def inflate(codec: int, payload: memoryview, size: int, most: int = MAX_INFLATED) -> memoryview:
-    """The payload as it was. size: what the metadata say of it. most: bytes. Raises MalformedCommand."""
+    """Return the payload as it was. size: what the metadata say of it. most: bytes. Raises MalformedCommand."""
     if codec == NONE:
         return payload
     if size > most:
@@ -68,7 +68,7 @@ def _fits(payload: memoryview, size: int) -> bool:
 
 
 def _snappy_size(payload: memoryview) -> int:
-    """The length that stands at the head of a SNAPPY block, as a varint; -1 if none does."""
+    """Return the length that stands at the head of a SNAPPY block, as a varint; -1 if none does."""
     size = 0
     for index, byte in enumerate(bytes(payload[:5])):
         size |= (byte & 0x7F) << 7 * index

@@ -41,7 +41,7 @@ VECTORIZED_FROM = 32
 LARGE_BYTES = 16 * 1024
 """From so many bytes on a payload is not copied into its frame."""
 REPEATED_FROM = 8
-"""Of fewer rows it is not looked up whether their frames are at hand: what comes alone is not kept."""
+"""The least rows for which the cache of frames is asked: frames of single rows are not kept."""
 _EMPTY = Single(payload_size=0, compacted_out=True).SerializeToString()
 _HOLE = U32.pack(len(_EMPTY)) + _EMPTY
 """A message of a batch that is not shown any more."""
@@ -103,12 +103,12 @@ def first_rows(part: Received, *, holes: bool = False, counted: bool = True) -> 
 
 
 def _in(starts: Ints, between: tuple[int, int] | None) -> npt.NDArray[np.bool_]:
-    """Which of these rows lie there, bool."""
+    """Return which of these rows lie between the two, bool."""
     return np.ones(len(starts), bool) if between is None else (starts >= between[0]) & (starts < between[1])
 
 
 def _begins_late(part: Received, starts: Ints) -> bool:
-    """Whether one of these rows is not the first of its batch."""
+    """Return whether one of these rows is not the first of its batch."""
     return "batch_index" in part.schema.names and bool((_indexes(part)[starts] > 0).any())
 
 
@@ -142,7 +142,7 @@ def encode_part(
     whole: bool = False,
     between: tuple[int, int] | None = None,
 ) -> EncodedFrames:
-    """The frames of a part, without pieces that begin with a row that is done.
+    """Return the frames of a part, without pieces that begin with a row that is done.
 
     between: only those of its pieces that begin in these rows. whole: batches are not cut where the redelivery count
     changes; a frame says the highest.
@@ -206,7 +206,7 @@ def _as_it_came(part: Received, to: Addressee, recent: FrameCache) -> EncodedFra
 
 
 def _repeated_one_by_one(part: Received, starts: Ints, ends: Ints, to: Addressee, bodies: list[memoryview]) -> bytes:
-    """Frames of the pieces of these rows, one behind the other. bodies: of each what follows the command."""
+    """Return frames of the pieces of these rows, one behind the other. bodies: of each the bytes behind the command."""
     commands, parts = _MessageCommands(part, to), list[bytes | memoryview]()
     positions = part.positions[starts].tolist()
     for first, end, at, body in zip(starts.tolist(), ends.tolist(), positions, bodies, strict=True):
@@ -215,19 +215,19 @@ def _repeated_one_by_one(part: Received, starts: Ints, ends: Ints, to: Addressee
 
 
 def _encoded(part: Received, starts: Ints, ends: Ints, to: Addressee) -> list[Buffer]:
-    """The frames of these pieces in parts; few of them, and large ones, become no column first."""
+    """Return the frames of these pieces in parts; few of them, and large ones, become no column first."""
     if len(starts) < VECTORIZED_FROM or _is_large(part):
         return _gathered(_one_by_one(part, starts, ends, to))
     return [joined(_made(part, starts, ends, to))]
 
 
 def _is_large(part: Received) -> bool:
-    """Whether a copy of the rows costs more than a look at each of them."""
+    """Return whether a copy of the rows costs more than a look at each of them."""
     return int(part.rows.nbytes) >= len(part) * LARGE_BYTES
 
 
 def _gathered(frames: list[tuple[bytes, Buffer]]) -> list[Buffer]:
-    """Frames, each as front and payload, in parts: what is small is joined with its neighbours."""
+    """Return frames, each as front and payload, in parts: what is small is joined with its neighbours."""
     parts: list[Buffer] = []
     small: list[Buffer] = []
     for front_of_it, payload in frames:
@@ -241,14 +241,14 @@ def _gathered(frames: list[tuple[bytes, Buffer]]) -> list[Buffer]:
 
 
 def _made(part: Received, starts: Ints, ends: Ints, to: Addressee) -> pa.Array:
-    """The frames of these pieces, a binary column."""
+    """Return the frames of these pieces, a binary column."""
     part, starts, ends = _only_these(part, starts, ends)
     frames = encode_pieces(part, starts, to) if len(starts) >= VECTORIZED_FROM else None
     return pa.array(map(b"".join, _one_by_one(part, starts, ends, to)), pa.binary()) if frames is None else frames
 
 
 def _repeated(part: Received, starts: Ints, ends: Ints, to: Addressee, recent: FrameCache) -> bytes | None:
-    """The same as bytes, where some frames are sent as they came; None if no frame is."""
+    """Return the same as bytes, where some frames are sent as they came; None if no frame is."""
     found, bodies = recent.find(part.positions[starts], ends - starts)
     if not found.any():
         return None
@@ -306,7 +306,7 @@ def _only_these(part: Received, starts: Ints, ends: Ints) -> tuple[Received, Int
 def _with_holes(
     part: Received, to: Addressee, known: Container[int], waiting: frozenset[int], between: tuple[int, int] | None
 ) -> EncodedFrames:
-    """As encode_part does: a batch whose entry the client has not goes under its old id."""
+    """Do as encode_part does, for parts with holes: a batch without its entry at the client goes under its old id."""
     starts, indexes = first_rows(part, holes=True, counted=False), _indexes(part)
     within = _in(starts, between)
     firsts: list[int] = []
@@ -340,7 +340,7 @@ def _with_holes(
 
 
 def _words(index: Ints) -> list[int]:
-    """A set of indexes as 64-bit words, signed as the protocol has them."""
+    """Return a set of indexes as 64-bit words, signed as the protocol has them."""
     bits = np.zeros((int(index[-1]) // 64 + 1) * 64, np.uint8)
     bits[index] = 1
     words: list[int] = np.packbits(bits, bitorder="little").view("<i8").tolist()
@@ -350,7 +350,7 @@ def _words(index: Ints) -> list[int]:
 def _one_by_one(
     part: Received, starts: Ints, ends: Ints, to: Addressee, indexes: Mapping[int, Ints] = MappingProxyType({})
 ) -> list[tuple[bytes, Buffer]]:
-    """The frames of these pieces, each as what stands before the payload, and that."""
+    """Return the frames of these pieces, each in two parts: the bytes before the payload, and the payload."""
     bodies = bodies_of(part.rows) if len(part) >= VECTORIZED_FROM and len(starts) * 2 <= len(part) else None
     cells = _Cells(part.rows, part.positions, part.deliver_at, columns=bodies is not None)
     commands, frames = _MessageCommands(part, to), list[tuple[bytes, Buffer]]()
@@ -383,7 +383,7 @@ class _MessageCommands:
             self._message.consumer_epoch = to.epoch
 
     def encoded(self, first: int, end: int, position: int, ack_set: Sequence[int] = ()) -> bytes:
-        """The command of the frame of these rows."""
+        """Return the command of the frame of these rows."""
         self._id.ledger, self._id.entry = ledger_of(position), entry_of(position)
         if self._counts is not None:
             self._message.ClearField("redelivery_count")
@@ -409,7 +409,7 @@ class _Cells:
         self._positions = positions
 
     def cell(self, name: str, row: int) -> Any:
-        """One value; None where there is no such column."""
+        """Return one value; None where there is no such column."""
         column = self._cells.get(name)
         if column is None:
             return None
@@ -430,7 +430,7 @@ class _Cells:
         return metadata
 
     def single(self, row: int) -> tuple[Any, Buffer]:
-        """A message that travels alone."""
+        """Return a message that travels alone."""
         metadata = self._metadata(row)
         self._fill(metadata, metadata, row)
         return metadata, self.cell("payload", row)
@@ -449,7 +449,7 @@ class _Cells:
         return metadata
 
     def batch(self, first: int, index: Ints) -> tuple[Any, Buffer]:
-        """Rows that travel as a batch, message by message. index: of each, its place in that batch."""
+        """Return rows that travel as a batch, message by message. index: of each, its place in that batch."""
         parts = []
         for row, (before, at) in enumerate(pairwise([-1, *index.tolist()]), first):
             parts += [_HOLE] * (at - before - 1)
@@ -479,7 +479,7 @@ class _Cells:
 
 
 def _key(key: bytes, one: Any, *, flagged: bool) -> bytes:
-    """The key as it travels: base64 if it came so, or is no text and therefore must."""
+    """Return the key as it travels: base64 if it came so, or is no text and therefore must."""
     if not flagged:
         try:
             key.decode()

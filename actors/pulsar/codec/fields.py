@@ -50,7 +50,7 @@ class Bytes:
         )
 
     def u32(self, at: Ints) -> Ints:
-        """Numbers of four bytes, big-endian."""
+        """Return numbers of four bytes, big-endian."""
         return self._big[at].astype(np.int64)
 
     def words(self, at: Ints) -> Words:
@@ -78,11 +78,11 @@ class Bytes:
         return _squeezed(word & mask & _LOW), length
 
     def slice(self, at: int, size: int) -> bytes:
-        """The bytes of one slice."""
+        """Return the bytes of one slice."""
         return self.data[at : at + size].tobytes()
 
     def differ(self, at: Ints, size: Ints) -> Flags:
-        """Which slices are not as the one before them; the first one is not. size: -1 for none."""
+        """Return which slices differ from the one before them; the first one does. size: -1 for none."""
         differs: Flags = np.append(True, size[1:] != size[:-1])
         for width in np.unique(size).tolist():
             if width > 0:
@@ -120,7 +120,7 @@ class Bytes:
 
 
 def _squeezed(word: Words) -> Ints:
-    """Numbers of seven bits a byte, without the bits that say whether more bytes follow."""
+    """Return numbers of seven bits a byte, without the bits that say whether more bytes follow."""
     for step, keep in ((1, 0x007F007F007F007F), (2, 0x00003FFF00003FFF), (4, 0x000000000FFFFFFF)):
         low = np.uint64(keep)
         high = np.uint64(keep << 8 * step)
@@ -152,7 +152,7 @@ class Slices(NamedTuple):
 
 
 def read_fields(source: Bytes, at: Ints, stop: Ints, known: Collection[int], repeated: int = -1) -> Fields:
-    """The fields of messages that begin and end at these places.
+    """Return the fields of messages that begin and end at these places.
 
     known: tags, field and kind, as they are written: the second byte of one that has two stands 8 bits higher.
     repeated: the tag of a field that a message may have several times.
@@ -263,7 +263,7 @@ def encode_numbers(count: int, fields: list[Field]) -> Cells:
 
 
 def field_of(tag: int, value: Ints | int | Some | Cells | None) -> list[bytes | Cells]:
-    """A field that is no slice."""
+    """Return a field that is no slice."""
     if isinstance(value, Some):
         return field(tag, value.values, value.there) if value.there.any() else []
     if isinstance(value, np.ndarray):
@@ -278,7 +278,7 @@ def join(*columns: pa.Array) -> pa.Array:
 
 
 def lengths_of(column: pa.Array) -> Ints:
-    """Bytes of each value of a binary column, int64; 0 where it is null."""
+    """Return bytes of each value of a binary column, int64; 0 where it is null."""
     if column.null_count:
         lengths: Ints = pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64)
         return lengths
@@ -287,7 +287,7 @@ def lengths_of(column: pa.Array) -> Ints:
 
 
 def joined(column: pa.Array) -> bytes:
-    """All values of a binary column that is no slice, one behind the other."""
+    """Return all values of a binary column that is no slice, one behind the other."""
     data = column.buffers()[2]
     return b"" if data is None else bytes(data.to_pybytes())
 

@@ -23,7 +23,7 @@ from sluice.actors.pulsar.codec.frames import CHECKSUMMED, U32
 from sluice.actors.pulsar.codec.varints import Flags, Ints
 
 MOST_BYTES = 32 * 1024 * 1024
-"""So many bytes of frames are kept; the oldest go first."""
+"""The most bytes of frames that are kept; the oldest go first."""
 _BEHIND_CHECKSUM = len(CHECKSUMMED) + 4
 
 
@@ -40,7 +40,7 @@ class CachedBodies(NamedTuple):
         return self.column.take(pa.array(self.offsets[numbers]))
 
     def views(self, numbers: Ints) -> list[memoryview]:
-        """The same as views, which for a few costs less than Arrow's kernels."""
+        """Return the same as views, which for a few costs less than Arrow's kernels."""
         _, bounds, data = self.column.buffers()
         at, view = self.offsets[numbers] + self.column.offset, memoryview(data)
         ends = np.frombuffer(bounds, np.int32)
@@ -148,7 +148,7 @@ class FrameCache:
         return found, pa.concat_arrays(bodies)
 
     def _around(self, positions: Ints) -> list[_CachedRange]:
-        """The stretches among which these may be; none if they do not ascend."""
+        """Return the stretches among which these may be; none if they do not ascend."""
         self._let_go_old()
         if not len(positions) or not bool((np.diff(positions) > 0).all()):
             return []
@@ -157,7 +157,7 @@ class FrameCache:
         return [self._stretches[start] for start in self._firsts[max(first, 0) : end]]
 
     def whole(self, positions: Ints) -> Frames:
-        """The cached frames whose rows are all among these positions, int64.
+        """Return the cached frames whose rows are all among these positions, int64.
 
         Of positions in another order than the log's there are none.
         """
@@ -207,7 +207,7 @@ class FrameCache:
 
 
 def _matching(stretch: _CachedRange, positions: Ints, counts: Ints, found: Flags) -> pa.Array:
-    """The bodies of the pieces that are frames of a stretch, which are marked as found."""
+    """Return the bodies of the pieces that are frames of a stretch, which are marked as found."""
     begin, end = positions.searchsorted([stretch.positions[0], stretch.positions[-1] + 1])
     at = stretch.positions.searchsorted(positions[begin:end])
     found[begin:end] = (stretch.positions[at] == positions[begin:end]) & (stretch.counts[at] == counts[begin:end])

@@ -26,19 +26,19 @@ Buffer = bytes | memoryview
 U32 = struct.Struct(">I")
 _TWO = struct.Struct(">II")
 PAD = 16
-"""So many zeros stand behind what is cut, so that numbers of a few bytes can be read from any place in it."""
+"""The number of zeros behind the cut bytes, so that numbers of a few bytes can be read from any place in them."""
 _ZEROS = b"\0" * PAD
 CHECKSUMMED = b"\x0e\x01"
 BROKER_ENTRY = b"\x0e\x02"
 HEADROOM = 10 * 1024
-"""What a frame may have beside the largest message."""
+"""The bytes that a frame may have beside the largest message."""
 MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + HEADROOM
 """Longest frame: a message of the largest size, and Pulsar's own allowance for what stands around it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandFrame:
-    """One frame. command: its bytes. rest: what follows the command, empty unless it carries messages."""
+    """A frame. command: its bytes. rest: the bytes after the command, empty unless it carries messages."""
 
     command: memoryview
     rest: memoryview
@@ -150,7 +150,7 @@ def checksums(data: bytes, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.i
 
 
 def encode(command: Any) -> bytes:
-    """A frame that is only a command."""
+    """Return a frame that is only a command."""
     head: bytes = command.SerializeToString()
     return _TWO.pack(len(head) + 4, len(head)) + head
 
@@ -161,7 +161,7 @@ def front(head: bytes, body: int) -> bytes:
 
 
 def encode_message(head: bytes, metadata: bytes, payload: Buffer) -> bytes:
-    """A frame that carries messages. head: its command, encoded."""
+    """Return a frame that carries messages. head: its command, encoded."""
     return b"".join((message_front(head, metadata, payload), payload))
 
 

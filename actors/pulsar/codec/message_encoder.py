@@ -68,7 +68,7 @@ def encode_pieces(part: Received, starts: Ints, to: Addressee) -> pa.Array | Non
 
 
 def repeat_bodies(part: Received, starts: Ints, ends: Ints, to: Addressee, bodies: pa.Array) -> pa.Array:
-    """Frames of the pieces of these rows, a binary column. bodies: of each what follows the command."""
+    """Return frames of the pieces of these rows, a binary column. bodies: of each the bytes behind the command."""
     commands = _commands(part, starts, ends, to)
     head = commands.lengths()
     front = side_by_side(len(starts), [of_u32(lengths_of(bodies) + head + 4), of_u32(head), commands])
@@ -76,7 +76,7 @@ def repeat_bodies(part: Received, starts: Ints, ends: Ints, to: Addressee, bodie
 
 
 def _alone(rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-    """Which rows travel alone, bool (n,)."""
+    """Return which rows travel alone, bool (n,)."""
     if "batch_index" not in rows.schema.names:
         return np.ones(rows.num_rows, bool)
     alone: npt.NDArray[np.bool_] = rows.column("batch_index").is_null().to_numpy(zero_copy_only=False)
@@ -102,7 +102,7 @@ def _commands(part: Received, starts: Ints, ends: Ints, to: Addressee) -> Cells:
 def _metadata(
     part: Received, rows: pa.RecordBatch, starts: Ints, alone: npt.NDArray[np.bool_]
 ) -> tuple[list[pa.Array], Ints] | None:
-    """The metadata of each piece, as encode_fields gives them; None if some of them are seldom."""
+    """Return the metadata of each piece, as encode_fields gives them; None if some of them are seldom."""
     names, count = rows.schema.names, len(starts)
     key = rows.column("key")
     if not is_text(key):

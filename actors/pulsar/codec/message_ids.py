@@ -20,13 +20,13 @@ _KNOWN = _LEDGER, _ENTRY, _PARTITION, _INDEX = tags("MessageId", "ledger", "entr
 
 
 def position_of(one: Any) -> int | None:
-    """The position of an id's entry; None where there can be none (earliest, latest)."""
+    """Return the position of an id's entry; None where there can be none (earliest, latest)."""
     ledger, entry = one.ledger, one.entry
     return position(ledger, entry) if 0 < ledger <= MAX_LEDGER and entry <= MAX_ENTRY else None
 
 
 def parsed(encoded: Sequence[bytes]) -> list[Any]:
-    """Ids one by one. Raises Malformed."""
+    """Return ids one by one. Raises Malformed."""
     return [parse(MessageId, one) for one in encoded]
 
 

@@ -18,7 +18,7 @@ from sluice.actors.pulsar.codec.protocol import EncryptionKey, MalformedCommand,
 from sluice.storage.format.batch import LAST_TIME, MAX_MESSAGE_BYTES, MAX_RUN_MESSAGES
 
 MOST_CHUNKS = 1 << 16
-"""Of one message."""
+"""The most chunks of one message."""
 _LEAST = 64
 """Smaller payloads are taken for so many bytes."""
 _MOST_INFLATED = (1 << 31) - 1
@@ -28,7 +28,7 @@ _GROUP = 3
 
 
 def check_metadata(metadata: Any, payload: int) -> None:
-    """Raises MalformedCommand for metadata that not every client could read. payload: bytes of it, as it came."""
+    """Raise MalformedCommand for metadata that not every client could read. payload: bytes of it, as it came."""
     for name in ("producer_name", "sequence_id", "publish_time"):
         if not metadata.HasField(name):
             raise MalformedCommand(f"the metadata have no {name}")

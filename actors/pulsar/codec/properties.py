@@ -29,7 +29,7 @@ class Pairs:
     values: pa.Array
 
     def column(self, count: int) -> pa.Array:
-        """A column of n messages, null where there are none."""
+        """Return a column of n messages, null where there are none."""
         many = np.bincount(self.rows, minlength=count)
         offsets = np.concatenate([[0], np.cumsum(many)]).astype(np.int32)
         valid = pa.py_buffer(np.packbits(many > 0, bitorder="little"))
@@ -58,7 +58,7 @@ def read_pairs(source: Bytes, several: list[Slices], count: int) -> tuple[Pairs 
 
 
 def encode_pairs(column: pa.Array, tag: int) -> pa.Array:
-    """The properties of each message as its fields of this tag: a binary column of n rows, empty without them.
+    """Return the properties of each message as its fields of this tag: a binary column of n rows, empty without them.
 
     A value that is null, as only columns of Sluice's own have it, is an empty one: clients refuse a pair without value.
     """
@@ -76,6 +76,6 @@ def encode_pairs(column: pa.Array, tag: int) -> pa.Array:
 
 
 def plain(column: pa.Array) -> bool:
-    """Whether messages without properties have no range in the column, as encode_pairs wants it."""
+    """Return whether messages without properties have no range in the column, as encode_pairs wants it."""
     without = column.is_null().to_numpy(zero_copy_only=False)
     return not np.diff(column.offsets.to_numpy())[without].any()

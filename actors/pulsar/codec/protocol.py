@@ -174,9 +174,9 @@ AckCommand: Any = _CLASSES["AckCommand"]
 """The envelope of an acknowledgement, which leaves its ids as the bytes that they are: there may be thousands."""
 MessageId: Any = _CLASSES["MessageId"]
 Metadata: Any = _CLASSES["Metadata"]
-"""What stands before the payload of a frame: a message's, or a batch's."""
+"""The metadata before the payload of a frame: of a message, or of a batch."""
 Single: Any = _CLASSES["Single"]
-"""What stands before each message of a batch."""
+"""The metadata before each message of a batch."""
 EncryptionKey: Any = _CLASSES["EncryptionKey"]
 """An entry of the metadata's `encryption_keys`, which stay the bytes that they are."""
 Schema: Any = _CLASSES["Schema"]
@@ -233,7 +233,7 @@ class MalformedCommand(Invalid):
 
 
 def parse(kind: Any, data: bytes | memoryview) -> Any:
-    """A message of a class of this module. Raises MalformedCommand."""
+    """Return a message of a class of this module. Raises MalformedCommand."""
     try:
         return kind.FromString(bytes(data))
     except Exception as error:  # protobuf's DecodeError and, by version, RuntimeError
@@ -241,7 +241,7 @@ def parse(kind: Any, data: bytes | memoryview) -> Any:
 
 
 def check_text(body: Any) -> None:
-    """Raises Invalid if what should be text in a command is not UTF-8; protobuf hands that out as bytes."""
+    """Raise Invalid if what should be text in a command is not UTF-8; protobuf hands that out as bytes."""
     for field, value in body.ListFields():
         if field.message_type is not None:
             for one in (value,) if isinstance(value, Message) else value:
@@ -251,5 +251,5 @@ def check_text(body: Any) -> None:
 
 
 def command(name: str, **values: Any) -> Any:
-    """A command by the name of its field, filled in."""
+    """Return a command by the name of its field, filled in."""
     return Command(type=Command.DESCRIPTOR.fields_by_name[name].number, **{name: values})

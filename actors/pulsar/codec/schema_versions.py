@@ -1,4 +1,4 @@
-"""Which version of a topic's schema each stored message was written with, by what its client said of it."""
+"""The version of a topic's schema with which each stored message was written, as its client named it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sluice.storage.history.schema_fields import NO_VERSION
 VERSION = struct.Struct(">q")
 """A version on the wire."""
 UNREADABLE = -2
-"""Of a message whose payload passed through unread, or that names no version that there can be."""
+"""The version of a message whose payload passed through unread, or that names an impossible version."""
 
 
 def versions_of(rests: pa.Array) -> npt.NDArray[np.int64]:

@@ -76,12 +76,12 @@ _CLEARED = (*IN_COLUMNS, *OF_FORM)
 
 @dataclass(slots=True)
 class Send:
-    """One SEND frame. command: its fields. rows: how many it became.
+    """A SEND frame. command: its fields. rows: how many it became.
 
     error: why it was refused, with Pulsar's code. position: of its first row, once it is confirmed; -1 if not known.
-    metadata: what was read of it already. ahead: what was decoded of it already. messages: how many are in it, also
-    where they stay one row. span: (first, last) of the sequences that it covers at a topic with deduplication; see
-    actors.pulsar.conversation.producing.sequence_spans.
+    metadata: its metadata, if that was read already. ahead: the part of it that was decoded already. messages: how many
+    are in it, also where they stay one row. span: (first, last) of the sequences that it covers at a topic with
+    deduplication; see actors.pulsar.conversation.producing.sequence_spans.
     """
 
     command: Any
@@ -186,7 +186,7 @@ def decode_sends(sends: list[Send], *, now: int, producer: str, largest: int = M
 
 
 def run_of(rows: pa.RecordBatch, *, now: int, producer: str) -> StoredBatch:
-    """Rows as what a producer publishes."""
+    """Return rows in the form in which a producer publishes them."""
     return make_batch(rows, now=now, producer=producer, accepted=GIVEN_BY_CLIENTS)
 
 
@@ -218,19 +218,19 @@ def hash_without_key(producer: str, number: int) -> int:
 
 
 def _few(taken: list[_Packed]) -> list[Row] | None:
-    """The rows of frames that were all read alone and have fewer than VECTORIZED_FROM; None for others."""
+    """Return the rows of frames that were all read alone and have fewer than VECTORIZED_FROM; None for others."""
     if sum([one.send.rows for one in taken]) >= VECTORIZED_FROM or any(one.rows is None for one in taken):
         return None
     return _together(taken)
 
 
 def _together(packed: list[_Packed]) -> list[Row]:
-    """The rows of frames, of those that were read alone."""
+    """Return the rows of frames, of those that were read alone."""
     return [row for one in packed for row in one.rows or ()]
 
 
 def _grouped(packed: list[_Packed]) -> Iterator[list[_Packed]]:
-    """As many frames together as one run takes. A chunk is alone: all chunks of a message have one sequence id."""
+    """Yield as many frames together as one run takes, a chunk alone: all chunks of a message have one sequence id."""
     taken: list[_Packed] = []
     rows = size = 0
     for one in packed:
@@ -246,7 +246,7 @@ def _grouped(packed: list[_Packed]) -> Iterator[list[_Packed]]:
 
 
 def _joined(taken: list[_Packed], table: pa.RecordBatch | None, ranges: dict[int, tuple[int, int]]) -> pa.RecordBatch:
-    """The rows of these frames, in order: those read together, and between them those read alone."""
+    """Return the rows of these frames, in order: those read together, and between them those read alone."""
     parts: list[pa.RecordBatch] = []
     for kind, several in groupby(taken, lambda one: one.rows is None):
         run = list(several)
@@ -266,7 +266,7 @@ def _table_of(rows: list[Row]) -> pa.RecordBatch:
 
 
 def _unpacked(send: Send, largest: int) -> _Packed | None:
-    """A frame's metadata and inflated payload; None, and the frame's error, if that cannot be had."""
+    """Return a frame's metadata and inflated payload; None, and the frame's error, if that cannot be had."""
     if send.ahead is not None or send.error is not None:
         packed, send.ahead = send.ahead, None
         return packed
@@ -284,7 +284,7 @@ def refuse(send: Send, error: MalformedCommand) -> None:
 
 
 def read_metadata(send: Send) -> Any:
-    """A frame's metadata, read once. Raises MalformedCommand, also where the checksum does not fit."""
+    """Return a frame's metadata, read once. Raises MalformedCommand, also where the checksum does not fit."""
     if send.metadata is None:
         if send.body.damaged:
             raise MalformedCommand("the checksum does not fit")
@@ -337,7 +337,7 @@ def _too_large(send: Send, largest: int) -> bool:
 
 
 def _rest(packed: _Packed) -> bytes:
-    """The fields of a frame's metadata that have no column."""
+    """Return the fields of a frame's metadata that have no column."""
     metadata = Metadata()
     metadata.CopyFrom(packed.metadata)
     return left_of(metadata, opaque=packed.opaque, batch=packed.count > 0)
@@ -358,7 +358,7 @@ def left_of(metadata: Any, *, opaque: bool, batch: bool = False) -> bytes:
 
 
 def _vectorized(packed: list[_Packed]) -> tuple[pa.RecordBatch | None, dict[int, tuple[int, int]]]:
-    """The rows of all frames that are plain batches, and each one's range of rows, by its number among all."""
+    """Return the rows of all frames that are plain batches, and each one's range of rows, by its number among all."""
     for number, one in enumerate(packed):
         one.number = number
     if sum(one.count for one in packed) < VECTORIZED_FROM:
@@ -474,7 +474,7 @@ def _check_end(packed: _Packed, at: int) -> None:
 
 @lru_cache(8)
 def flags_of(key_is_base64: bool, null_value: bool, null_partition_key: bool) -> bytes:
-    """The flags of one message as they stand at the end of `pulsar`: nothing where none is set."""
+    """Return the flags of one message as they stand at the end of `pulsar`: nothing where none is set."""
     flags = {"key_is_base64": key_is_base64, "null_value": null_value, "null_partition_key": null_partition_key}
     encoded: bytes = Metadata(**{name: True for name, flag in flags.items() if flag}).SerializeToString()
     return encoded
@@ -507,7 +507,7 @@ def row_of(metadata: Any, one: Any, payload: bytes, number: int, batch_index: in
 
 
 def _key(key: bytes, is_base64: bool) -> bytes:
-    """The key's bytes: what hashing and native consumers see."""
+    """Return the key's bytes: what hashing and native consumers see."""
     if not is_base64:
         return key
     try:
@@ -524,7 +524,7 @@ def _pairs(properties: Any) -> list[tuple[str, str]]:
 
 
 def _signed(number: int) -> int:
-    """An unsigned number of 64 bits in a signed column."""
+    """Return an unsigned number of 64 bits in a signed column."""
     return number - (1 << 64) if number >> 63 else number
 
 
@@ -532,7 +532,7 @@ def _signed(number: int) -> int:
 
 
 def is_large(send: Send, size: int) -> bool:
-    """Whether a frame is decoded piece by piece. size: bytes, about, that it takes once it is unpacked."""
+    """Return whether a frame is decoded piece by piece. size: bytes, about, that it takes once it is unpacked."""
     several = send.metadata.num_messages if send.metadata is not None else 1
     return several > PIECE_MESSAGES or (several > 1 and size > PIECE_BYTES)
 

@@ -10,9 +10,9 @@ from sluice.actors.pulsar.codec.protocol import Metadata, tags
 from sluice.actors.pulsar.codec.varints import Ints
 
 _TAG = bytes(tags("Metadata", "num_messages"))
-"""The byte before the number of messages. Others may be it as well, but where it is not there is no such number."""
+"""The byte before the number of messages. Other bytes may be equal, but without it there is no such number."""
 _FEW = 32
-"""Of fewer rows each is looked at."""
+"""The number of rows below which each row is looked at."""
 
 
 def unread_messages(rests: pa.Array) -> Ints:

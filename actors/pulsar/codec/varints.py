@@ -29,18 +29,18 @@ class Cells:
         return len(self.data)
 
     def lengths(self) -> Ints:
-        """Bytes of each row, int64 (n,)."""
+        """Return bytes of each row, int64 (n,)."""
         if self.there is None:
             return np.full(len(self), self.data.shape[1], np.int64)
         lengths: Ints = np.count_nonzero(self.there, axis=1).astype(np.int64)
         return lengths
 
     def joined(self) -> bytes:
-        """All rows, one behind the other."""
+        """Return all rows, one behind the other."""
         return (self.data if self.there is None else self.data[self.there]).tobytes()
 
     def column(self) -> pa.Array:
-        """A binary column of n rows."""
+        """Return a binary column of n rows."""
         count, width = self.data.shape
         if self.there is None:
             offsets = (
@@ -73,7 +73,7 @@ _SHIFTS = np.arange(0, 70, 7, dtype=np.uint64)
 
 
 def of_u32(values: Ints) -> Cells:
-    """Numbers of four bytes, big-endian."""
+    """Return numbers of four bytes, big-endian."""
     return Cells(np.ascontiguousarray(values.astype(">u4")).view(np.uint8).reshape(-1, 4), None)
 
 
@@ -107,7 +107,7 @@ def varint(value: int) -> bytes:
 
 
 def side_by_side(count: int, parts: Sequence[bytes | Cells]) -> Cells:
-    """One row of each part after the other; bytes are the same in all of them."""
+    """Return one row of each part after the other; bytes are the same in all of them."""
     sizes = [len(part) if isinstance(part, bytes) else part.data.shape[1] for part in parts]
     data = np.empty((count, sum(sizes)), np.uint8)
     whole = all(isinstance(part, bytes) or part.there is None for part in parts)

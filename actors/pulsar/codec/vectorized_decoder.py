@@ -53,14 +53,14 @@ _FLAGS = tags("Metadata", "key_is_base64", "null_value", "null_partition_key")
 _OF_METADATA = (
     _NAME, _NUMBER, _PUBLISHED, _KEY, _CODEC, _SIZE, _MESSAGES, _EVENT, _SCHEMA, _ORDER, _DUE, _LAST, *_FLAGS,
 )  # fmt: skip
-"""The fields that columns hold, or that say nothing. Who has another one is decoded alone."""
+"""The fields that columns hold, or that mean nothing. A frame with another field is decoded alone."""
 _PLAIN_REST = 256
-"""So many bytes for which there is no column, a batch's messages may all get without being looked at,"""
+"""The most bytes without a column that each message of a batch may get without being looked at,"""
 _MOST_FOLD, _SMALL = 4, 64 * 1024
-"""and all together so many times what the frame has, or so many: one by one frames count as what they become."""
+"""and the most for all messages together: a multiple of the frame's size, and bytes on top of that."""
 _LEDGER, _ENTRY, _PARTITION = tags("MessageId", "ledger", "entry", "partition")
 _HEADS = [struct.pack(">II", size + 4, size) for size in range(128)]
-"""What stands before a receipt with so many bytes."""
+"""The bytes before a receipt, by its size."""
 PLAIN_RECEIPTS = 120
 """For fewer receipts a loop is cheaper than columns."""
 _OF_RECEIPT = tags("Receipt", "producer_id", "sequence_id", "message_id", "highest_sequence_id")
@@ -100,7 +100,7 @@ class Sends:
         return self.batch
 
     def halves(self) -> tuple[Sends, Sends]:
-        """The same in two, in order; of at least two frames."""
+        """Return the same in two, in order; of at least two frames."""
         middle = len(self) // 2
         rows, size = int(self.rows[:middle].sum()), self.size * middle // len(self)
         return (
@@ -115,7 +115,7 @@ class Sends:
         )
 
     def receipts(self, producer: int, partition: int) -> bytes:
-        """The answers to all of them."""
+        """Return the answers to all of them."""
         message_id: list[Field]
         if self.first >= 0:
             entries = entry_of(self.first) + np.cumsum(self.rows) - self.rows
@@ -127,7 +127,7 @@ class Sends:
 
 
 def receipts(answered: Sequence[tuple[int, int, Sends]]) -> bytes:
-    """The answers to frames of several producers, encoded together. answered: producer, partition, frames."""
+    """Return the answers to frames of several producers, encoded together. answered: producer, partition, frames."""
     if sum([len(sends.sequence) for _, _, sends in answered]) < PLAIN_RECEIPTS:
         return _few_receipts(answered)
     if len(answered) == 1 or any(sends.first < 0 for _, _, sends in answered):
@@ -198,7 +198,7 @@ class _Read:
 
 
 def sends_in(cut: Cut) -> Flags:
-    """Which of the frames are SENDs."""
+    """Return which of the frames are SENDs."""
     if not len(cut):
         return np.zeros(0, bool)
     data = np.frombuffer(cut.data, np.uint8)
@@ -342,7 +342,7 @@ def _begins(data: bytes, source: Bytes, at: Ints, end: Ints, counts: Ints) -> tu
 
 
 def _singles(read: _Read, frames: Ints) -> MessageSlices:
-    """Frames that are one message each."""
+    """Return frames that are one message each."""
     value, at = read.metadata.value, read.metadata.at
     return MessageSlices(
         key_at=at[_KEY][frames],
@@ -358,7 +358,7 @@ def _singles(read: _Read, frames: Ints) -> MessageSlices:
 
 
 def _their(read: _Read, frames: Ints) -> list[Slices]:
-    """The properties of frames that are one message each, by their places among these."""
+    """Return the properties of frames that are one message each, by their places among these."""
     number_of = np.full(len(read.at), -1, np.int64)
     number_of[frames] = np.arange(len(frames))
     found = []

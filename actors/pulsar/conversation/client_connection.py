@@ -1,8 +1,9 @@
 """One client's connection: its requests and their answers, in the order of Pulsar's protocol.
 
-What needs nobody else (SEND, FLOW, ACK, PING) is done as it is read. What has to ask the cluster runs beside that, and
-answers when it can; clients do not use a producer or consumer before they were told that it is there. A request that is
-not offered is refused at once with Pulsar's code, because silence costs a client its time-out of 30 s.
+Commands that need no other actor (SEND, FLOW, ACK, PING) are carried out as they are read. Requests that must ask the
+cluster run beside that, and are answered when they can be; clients do not use a producer or consumer before they know
+that it is there. A request that is not offered is refused at once with Pulsar's code, because silence costs a client
+its time-out of 30 s.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ from sluice.storage.errors import SluiceError
 
 KEEP_ALIVE_MS = 30_000
 FRAME_MS = 60_000
-"""A frame is whole so long after it has begun, or its connection ends."""
+"""The time in which a frame must become whole, or its connection ends."""
 CUMULATIVE = 1
 MOST_IDS = 4_000
-"""Of an acknowledgement, which names as many as its client likes, so many ids are taken up at once,"""
+"""The ids of one acknowledgement that are taken up at once; a client may name any number,"""
 IDS_OF_A_COMMAND = 100
-"""and so many take as much of a turn as a command."""
+"""and the ids that take as much of a turn as a command."""
 
 Handler = Callable[[Any], Awaitable[None]]
 
@@ -76,9 +77,9 @@ class ClientConnection(ClientSession):
         self._answers = CommandHandlers(self)
         self._heard = gateway.ports.clock.monotonic()
         self._begun: int | None = None
-        """When the first byte of a frame came that is not whole yet."""
+        """When the first byte came of the frame that is not whole yet."""
         self._read: deque[Reading] = deque()
-        """What was read and is not taken up yet."""
+        """The frames that were read and are not taken up yet."""
         self._goes_on = False
         self._going_on: Task | None = None
         self._held_back: dict[Passed, int] = {}
@@ -131,7 +132,7 @@ class ClientConnection(ClientSession):
         self._count()
 
     def _waiting(self) -> int:
-        """Bytes that were read and wait: for the rest of their frame, or for room."""
+        """Return bytes that were read and wait: for the rest of their frame, or for room."""
         return self._cutter.kept + sum(len(each.cut.data) for each in self._read)
 
     def _break(self, error: Exception) -> None:
@@ -260,7 +261,7 @@ class ClientConnection(ClientSession):
         return 1 + (len(body.message_id) // IDS_OF_A_COMMAND if name == "ack" else 0)
 
     def _connect(self, body: Any) -> None:
-        """One at a time, and one in all: what comes behind it waits for its outcome."""
+        """Answer CONNECT, one at a time, and one for each connection; later commands wait for its outcome."""
         if self.greeted:
             raise MalformedCommand("a connection begins with CONNECT once")
         self.intake.connect(True)
@@ -481,7 +482,7 @@ class ClientConnection(ClientSession):
 
 
 def _parsed(data: memoryview) -> Any:
-    """A command. Raises MalformedCommand."""
+    """Return a command. Raises MalformedCommand."""
     if data[:2] == _ACK:
         acknowledged = parse(AckCommand, data)
         if acknowledged.type == _ACK[1]:

@@ -52,14 +52,14 @@ except that it does not wait until the client has taken its answers.
 LARGE = frozenset(("get_schema", "put_schema", "topics_of"))
 """Commands whose answers may be large, or for which much is read: one of them at a time."""
 GATHERED_BYTES = 256 * 1024
-"""No more than this waits for what else is to be written soon."""
+"""The most bytes that wait to be written together with later ones."""
 ALIVE_MS = 1_000
-"""A client that another one would replace has so long to say that it is there."""
+"""The time (ms) in which a client that another one would replace must show that it is there."""
 NO_REQUEST = (1 << 64) - 1
 OFFERED = {"partitions_without_creation": True}
-"""What a client may count on. A client in Java asks whether topics of the names are there that retry and dead letter
-topics had in earlier releases. It takes them for there where it cannot ask without making them, and would use them for
-all topics of a namespace together.
+"""The features that a client may count on. A client in Java asks whether there are topics with the names that retry and
+dead letter topics had in earlier releases. If it cannot ask without creating them, it assumes that there are, and would
+use them for all topics of a namespace together.
 """
 CPP = "Pulsar-CPP"
 """How the client in C++, and with it that in Python, names itself. Of all refusals of a message it takes one for what
@@ -78,7 +78,7 @@ class ClientSession:
         self.openings = Openings()
         self.identity: ClientIdentity | None = None
         self.certified: ClientIdentity | None = None
-        """Whom the client's certificate names, if it showed one of a trusted authority."""
+        """The identity in the client's certificate, if it showed one of a trusted authority."""
         self.version = ""
         """How the client names itself."""
         self.greeted = self.closed = False
@@ -91,11 +91,11 @@ class ClientSession:
         self._settled = 0
         """Bytes of sends that have their outcome and count as pending until the receipts are written."""
         self._gathered, self._written_at = 0, -1
-        """How many bytes these are, and when the client was written something last."""
+        """The number of these bytes, and when something was written to the client last."""
         self._asking: dict[Turn, tuple[str, Task]] = {}
         self._turns: dict[int, Turn] = {}
         self._sign = Signal()
-        """Of life, from the client: set by everything that it says, cleared by who asks for one."""
+        """A sign of life from the client: set by every command from it, cleared before a look at whether it lives."""
         self._sign.set()
         self._looks = LET_GO.looks
 
@@ -218,7 +218,7 @@ class ClientSession:
         return self.roles[0] if self.roles else ""
 
     async def check(self, *wishes: Wish) -> None:
-        """Raises Forbidden if the client may not do this, Unavailable if that is not known now."""
+        """Raise Forbidden if the client may not do this, Unavailable if that is not known now."""
         await self.gateway.access.check(self.roles, *wishes)
 
     def audit(self, what: str, topic: str, subscription: str = "", refusal: SluiceError | None = None) -> None:
@@ -237,9 +237,9 @@ class ClientSession:
         self.gateway.introductions[one] = made
 
     def add_consumer(self, consumer: WireConsumer, asked: Any, wish: Wish) -> None:
-        """One more, what its client said, and the right that it lives by.
+        """Add a consumer, its introduction, and the right that it lives by.
 
-        Raises CommandRefused if there are too many, or it is closed.
+        Raises CommandRefused if there are too many, or the session is closed.
         """
         self.check_room("consumers")
         self.consumers[consumer.number] = consumer
@@ -251,7 +251,7 @@ class ClientSession:
         consumer.choke(self.intake.choked)
 
     def check_room(self, what: str) -> None:
-        """Raises CommandRefused if there are too many, or the connection is over."""
+        """Raise CommandRefused if there are too many, or the connection is over."""
         if self.closed:
             raise CommandRefused(ServerError.SERVICE_NOT_READY, "the connection has ended")
         if len(self.consumers) + len(self.producers) >= MOST_HANDLES:
@@ -278,9 +278,9 @@ class ClientSession:
                 await self.gateway.directory.remove_unused(topic, subscription)
 
     def add_producer(self, producer: WireProducer, asked: Any, access_mode: str, wishes: Sequence[Wish]) -> None:
-        """One more, what its client said, and the rights that it lives by.
+        """Add a producer, its introduction, and the rights that it lives by.
 
-        Raises CommandRefused if there are too many, or it is closed.
+        Raises CommandRefused if there are too many, or the session is closed.
         """
         self.check_room("producers")
         self.producers[producer.number] = producer

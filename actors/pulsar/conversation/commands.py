@@ -117,9 +117,9 @@ class CommandHandlers:
         self._session.say("partition_metadata_answer", request_id=asked.request_id, partitions=count, response=SUCCESS)
 
     async def lookup(self, asked: Any) -> None:
-        """Which broker serves a topic: this one, whichever it is. It listens under no other name.
+        """Answer that this broker serves the topic, whichever topic it is. The broker listens under no other name.
 
-        To ask makes no topic, as with Pulsar: who subscribes by a pattern asks for those that were deleted.
+        A lookup makes no topic, as with Pulsar: a client that subscribes by a pattern looks deleted ones up.
         """
         if asked.listener:
             raise CommandRefused(ServerError.NOT_ALLOWED, f"the broker has no listener {asked.listener!r}")
@@ -199,7 +199,7 @@ class CommandHandlers:
             raise
 
     def _check_free(self, number: int) -> None:
-        """Raises CommandRefused for the id of a producer that this connection has: none takes another's place."""
+        """Raise CommandRefused for the id of a producer that this connection has: none takes another's place."""
         if number in self._session.producers:
             raise _opening("producer")
 
@@ -465,7 +465,7 @@ class CommandHandlers:
         )
 
     async def _stats(self, consumer: WireConsumer) -> dict[str, Any]:
-        """The statistics of a consumer's subscription on its partition."""
+        """Return the statistics of a consumer's subscription on its partition."""
         answer = await self._ask_owner(consumer.tp, consumer.asked.subscription, Stats())
         figures: dict[str, Any] = json.loads(answer.json)
         return figures
@@ -479,11 +479,11 @@ def _wishes_of_producer(asked: Any) -> list[Wish]:
 
 
 def _opening(what: str) -> CommandRefused:
-    """The answer to a repeated request for an id while the first one is carried out."""
+    """Return the answer to a repeated request for an id while the first one is carried out."""
     return CommandRefused(ServerError.SERVICE_NOT_READY, f"the {what} is being opened")
 
 
 def _check_access(asked: Any) -> None:
-    """Raises CommandRefused for an access mode that there is not."""
+    """Raise CommandRefused for an access mode that there is not."""
     if not 0 <= asked.access_mode < len(ACCESS_MODES):
         raise CommandRefused(ServerError.NOT_ALLOWED, f"there is no access mode {asked.access_mode}")

@@ -97,7 +97,7 @@ class Compaction(BackgroundJob):
 
     @property
     def horizon(self) -> int:
-        """Up to here the log was compacted."""
+        """The position up to which the log was compacted."""
         table = self._log.record.compacted
         return EARLIEST if table is None else table.horizon
 
@@ -109,7 +109,7 @@ class Compaction(BackgroundJob):
         return self.horizon
 
     def status(self) -> CompactionStatus:
-        """How it stands."""
+        """Return how compaction stands."""
         known, state = compaction_status(self._log), self.state
         return msgspec.structs.replace(
             known,
@@ -122,7 +122,7 @@ class Compaction(BackgroundJob):
         )
 
     def at_work(self, settings: TopicSettings) -> bool:
-        """Whether it is being done, or to be."""
+        """Return whether compaction is under way, or has been asked for."""
         return self.wanted or self.due(settings)
 
     @property
@@ -136,7 +136,7 @@ class Compaction(BackgroundJob):
         return not self.objects.any_unwanted and not self.objects.collection_due()
 
     def due(self, settings: TopicSettings) -> bool:
-        """Whether there is something to do."""
+        """Return whether there is something to do."""
         if self._ports.clock.monotonic() < self._not_before:
             return False
         there = self._log.record.compacted is not None or bool(self._log.record.erasures)
@@ -144,7 +144,7 @@ class Compaction(BackgroundJob):
         return bool(self.objects.any_unwanted or collects or self._asked or self._is_long(settings))
 
     def concerned(self, settings: TopicSettings) -> bool:
-        """Whether there is something to do, or will be although nothing changes."""
+        """Return whether there is something to do, or will be although nothing changes."""
         there = self._log.record.compacted is not None
         return there or self._asked > 0 or self.objects.any_unwanted or self._is_long(settings)
 
@@ -241,7 +241,7 @@ class Compaction(BackgroundJob):
     # -- what is read ------------------------------------------------------------------------------------------------
 
     async def _rows(self, before: Compacted | None, begin: int, horizon: int) -> AsyncIterator[pa.Table]:
-        """The rows of an earlier table, and those of the log from `begin` to the horizon, in order."""
+        """Yield the rows of an earlier table, and those of the log from `begin` to the horizon, in order."""
         at = 0
         while before is not None and (group := await self.reader.rows_at(before, at)) is not None:
             self._log.check()

@@ -105,18 +105,18 @@ class Erasing(BackgroundJob):
         return msgspec.structs.replace(record, erasures=(*others, asked))
 
     def status(self) -> EraseStatus:
-        """How it stands."""
+        """Return how erasing stands."""
         left = sum(bool(self._doubtful(ledger)) for ledger in self._log.record.ledgers)
         return msgspec.structs.replace(erase_status(self._log.record), ledgers_left=left, error=self.error)
 
     def at_work(self, settings: TopicSettings) -> bool:
-        """Whether there are keys to be erased."""
+        """Return whether there are keys to be erased."""
         return bool(self._log.record.erasures)
 
     concerned = at_work
 
     def due(self, settings: TopicSettings) -> bool:
-        """Whether there is something to do now."""
+        """Return whether there is something to do now."""
         return self.at_work(settings) and self._ports.clock.monotonic() >= self._not_before
 
     # -- doing -------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class Erasing(BackgroundJob):
         return gone
 
     async def _check_may_leave(self, ledger: LedgerRecord) -> None:
-        """Raises LedgerStays if a ledger may not leave for the object store."""
+        """Raise LedgerStays if a ledger may not leave for the object store."""
         if any(lost.ledger == ledger.id for lost in self._log.record.given_up):
             raise LedgerStays(
                 f"ledger {ledger.id} holds such messages and stays on its bookies, because a run of it was given up; "
@@ -214,7 +214,7 @@ class Erasing(BackgroundJob):
         return False
 
     async def _part_holds(self, part: HistoryPart, keys: Sequence[bytes]) -> bool:
-        """Whether an object has any of these keys' messages, by its statistics and its column of keys."""
+        """Return whether an object has any of these keys' messages, by its statistics and its column of keys."""
         self._log.check()
         history = self._log.reader.history
         footer = await history.footer(part)
@@ -358,7 +358,7 @@ class Erasing(BackgroundJob):
         return {key: since + FORGOTTEN_MS - now for (key, _), since in self._clean_since.items()}
 
     def _check_compaction(self) -> None:
-        """Raises Unavailable if the compaction that is waited for does not go on."""
+        """Raise Unavailable if the compaction that is waited for does not go on."""
         if self._compaction.state.error:
             raise Unavailable(f"the compacted log: {self._compaction.state.error}")
 
@@ -387,7 +387,7 @@ class Erasing(BackgroundJob):
             raise Unavailable("; ".join(away))
 
     async def _table_holds(self, erasures: Sequence[Erasure]) -> bool:
-        """Whether the compacted table has any message that is to be forgotten."""
+        """Return whether the compacted table has any message that is to be forgotten."""
         table = self._log.record.compacted
         for part in () if table is None else table.parts:
             footer = await self._compaction.reader.footer(part)

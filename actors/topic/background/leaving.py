@@ -29,14 +29,14 @@ def needs_jobs(record: PartitionRecord, settings: TopicSettings, *, catalog: boo
 
 
 def offloads(settings: TopicSettings) -> bool:
-    """Whether ledgers leave by themselves."""
+    """Return whether ledgers leave by themselves."""
     return max(settings.offload_threshold_bytes, settings.offload_threshold_seconds) >= 0
 
 
 def offloadable(
     record: PartitionRecord, settings: TopicSettings, now: int, *, keep_bytes: int = NEVER, before: int = NEVER
 ) -> list[int]:
-    """Ids of the ledgers that are to be offloaded, oldest first.
+    """Return ids of the ledgers that are to be offloaded, oldest first.
 
     keep_bytes: so much of closed ledgers may stay on the bookies. before: ledgers with smaller ids leave.
     """
@@ -61,7 +61,7 @@ def offloadable(
 
 
 def forgettable(record: PartitionRecord, lag_ms: int, now: int) -> list[LedgerRecord]:
-    """Ledgers whose copies on bookies may go."""
+    """Return ledgers whose copies on bookies may go."""
     return [
         ledger
         for ledger in record.ledgers
@@ -78,7 +78,7 @@ def trims_up_to(marks: Mapping[str, int], holds: int | None) -> dict[str, int]:
 
 
 def statuses(log: ManagedLedger) -> dict[str, Reply]:
-    """How each job stands that has nothing to do, by its name in the statistics."""
+    """Return how each job stands that has nothing to do, by its name in the statistics."""
     return {
         "offload": offload_status(log.record),
         "erasing": erase_status(log.record),
@@ -100,7 +100,7 @@ def offload_status(record: PartitionRecord) -> OffloadStatus:
 
 
 def erase_status(record: PartitionRecord) -> EraseStatus:
-    """The keys that are being erased, and the last one that was."""
+    """Return the keys that are being erased, and the last one that was."""
     last = record.erased[-1] if record.erased else Erased(0, 0, 0)
     return EraseStatus(
         keys=len(record.erasures),
@@ -111,7 +111,7 @@ def erase_status(record: PartitionRecord) -> EraseStatus:
 
 
 def compaction_status(log: ManagedLedger) -> CompactionStatus:
-    """The compacted table, and how much of the log lies behind it."""
+    """Return the compacted table, and how much of the log lies behind it."""
     table = log.record.compacted
     if table is None:
         return CompactionStatus(left_bytes=bytes_behind(log, EARLIEST))

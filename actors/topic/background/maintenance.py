@@ -125,7 +125,7 @@ class TopicMaintenance:
         return reply
 
     def statuses(self) -> dict[str, Reply]:
-        """How each job stands, by its name in the statistics."""
+        """Return how each job stands, by its name in the statistics."""
         told = statuses(self._log)
         return told | {job.name: job.status() for job in self._made.jobs if job.name in told}
 
@@ -152,7 +152,7 @@ class TopicMaintenance:
             self._woken.set()
 
     async def turn(self) -> None:
-        """One round. Raises Fenced when there is a newer owner, other errors when something must wait."""
+        """Do one round of maintenance. Raises Fenced when there is a newer owner, other errors when it must wait."""
         now = self._ports.clock.monotonic()
         self._forget_unused(now)
         await self._prove(now)
@@ -187,7 +187,7 @@ class TopicMaintenance:
             self._reads.forget_unused()
 
     def _all_passed(self) -> bool:
-        """Whether no durable subscription waits for anything."""
+        """Return whether no durable subscription waits for anything."""
         return all(mark >= self._log.last_confirmed for mark in self.marks.values())
 
     async def _prove(self, now: int) -> None:
@@ -405,11 +405,11 @@ class TopicMaintenance:
         return self.under_replicated() + len(self._log.settled)
 
     def under_replicated(self) -> int:
-        """How many fragments name a bookie that is lost for good, or is to be left."""
+        """Return how many fragments name a bookie that is lost for good, or is to be left."""
         return under_replicated(self._log.record, self._lost)
 
     def check_unused(self, force: bool) -> None:
-        """Raises Conflict while subscriptions remain, unless forced."""
+        """Raise Conflict while subscriptions remain, unless forced."""
         if self.marks and not force:
             raise Conflict(f"the topic has subscriptions: {', '.join(sorted(self.marks))}")
 

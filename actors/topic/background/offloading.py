@@ -86,7 +86,7 @@ class Offloading(BackgroundJob):
         return self._log.record.asked.offload
 
     def status(self) -> OffloadStatus:
-        """How it stands."""
+        """Return how offloading stands."""
         state = self.state
         return msgspec.structs.replace(
             offload_status(self._log.record),
@@ -98,11 +98,11 @@ class Offloading(BackgroundJob):
         )
 
     def due(self, settings: TopicSettings) -> bool:
-        """Whether there is something to do, and it is time to try."""
+        """Return whether there is something to do, and it is time to try."""
         return self._ports.clock.monotonic() >= self._not_before and self._leaves(settings)
 
     def at_work(self, settings: TopicSettings) -> bool:
-        """Whether there is something to do, although it may have failed just now."""
+        """Return whether there is something to do, although it may have failed just now."""
         return self.table.behind or self._leaves(settings)
 
     def _leaves(self, settings: TopicSettings) -> bool:
@@ -116,12 +116,12 @@ class Offloading(BackgroundJob):
         )
 
     def concerned(self, settings: TopicSettings) -> bool:
-        """Whether there is something to do, or will be although nothing changes."""
+        """Return whether there is something to do, or will be although nothing changes."""
         waits = self.wanted or self.objects.any_unwanted or self.table.behind
         return waits or self.may_have_left_objects(settings)
 
     def may_have_left_objects(self, settings: TopicSettings) -> bool:
-        """Whether ledgers go to the object store, or have gone there."""
+        """Return whether ledgers go to the object store, or have gone there."""
         return offloads(settings) or any(ledger.offloaded is not None for ledger in self._log.record.ledgers)
 
     async def turn(self, settings: TopicSettings) -> list[LedgerRecord]:
@@ -240,7 +240,7 @@ class Offloading(BackgroundJob):
         return undecoded
 
     async def _sealed(self, ledger: LedgerRecord, first_run: int, first_entry: int) -> SealedPart:
-        """The next file of a ledger: as many whole runs as fit."""
+        """Return the next file of a ledger: as many whole runs as fit."""
         writer = PartWriter(ledger.id, first_run, first_entry, await self.table.columns())
         run = first_run
         while run <= ledger.last_run and writer.bytes < PART_BYTES:
@@ -255,7 +255,7 @@ class Offloading(BackgroundJob):
         return await self._ports.work(writer.finish)
 
     async def _frames(self, ledger: LedgerRecord, run: int) -> list[Frame]:
-        """The runs of the next row group, from their bookies. Raises Unavailable."""
+        """Return the runs of the next row group, from their bookies. Raises Unavailable."""
         frames: list[Frame] = []
         size = rows = 0
         while run <= ledger.last_run and size < GROUP_BYTES and rows < GROUP_ROWS:
@@ -267,7 +267,7 @@ class Offloading(BackgroundJob):
         return frames
 
     def _named(self, ledger: LedgerRecord, sealed: SealedPart, run: int, entry: int) -> HistoryPart:
-        """A file under a name that was never used."""
+        """Return a file under a name that was never used."""
         name = self.objects.new_name(ledger.id)
         return HistoryPart(name, len(sealed.data), sealed.footer_bytes, sealed.footer_crc, run, entry)
 

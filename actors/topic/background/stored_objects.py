@@ -48,7 +48,7 @@ class StoredObjects:
         """Names that were taken: by an owner of whom a restored record knows nothing."""
 
     def new_name(self, ledger: int) -> str:
-        """A name that was never used."""
+        """Return a name that was never used."""
         self._numbers += 1
         return object_name(self._prefix, ledger, self._log.epoch, self._numbers)
 
@@ -86,7 +86,7 @@ class StoredObjects:
         return kept
 
     def collection_due(self) -> bool:
-        """Whether it is time to look for objects that no record names."""
+        """Return whether it is time to look for objects that no record names."""
         return self._ports.clock.monotonic() >= self._collect_at
 
     async def clean_up(self) -> None:

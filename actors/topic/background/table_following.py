@@ -56,14 +56,14 @@ class TableFollowing(BackgroundJob):
         return named != self._followed
 
     def due(self, settings: TopicSettings) -> bool:
-        """Whether the table is behind, and it is time to try."""
+        """Return whether the table is behind, and it is time to try."""
         return self._is_due() and not self._leaving()
 
     def _is_due(self) -> bool:
         return self.behind and self._ports.clock.monotonic() >= self._not_before
 
     def at_work(self, settings: TopicSettings) -> bool:
-        """Whether the table is behind."""
+        """Return whether the table is behind."""
         return self.behind
 
     concerned = at_work

@@ -1,12 +1,13 @@
-"""Which ledgers may be deleted: whole closed ones at the head of the chain that every durable subscription has passed.
+"""The ledgers that may be deleted: whole closed ones at the head of the chain that every durable subscription has
+passed.
 
 A ledger is *consumed* when the slowest durable subscription has marked its last entry deleted (S13). Retention keeps
 consumed ledgers longer: with a time or a size set, a consumed ledger stays while it is younger than the time and,
 together with the newer consumed ones, fits the size. A limit of 0 is not set, -1 is without end; neither set means
 that nothing is kept longer.
 
-What is in the object store, or is to go there, stays longer if `history_retention_ms` or `_bytes` say so: a ledger goes
-when neither retention nor these keep it.
+A ledger that is in the object store, or is to go there, stays longer if `history_retention_ms` or `_bytes` say so: it
+is deleted when neither retention nor these keep it.
 
 A topic that never had a subscription keeps everything unless retention says how much: messages that were published
 before the first subscriber came are not thrown away unasked. Once subscriptions existed and all are deleted, the
@@ -25,7 +26,7 @@ from sluice.storage.format.position import position
 def trimmable(
     record: PartitionRecord, marks: Mapping[str, int], now: int, kept: Retention, *, leaves: bool = False
 ) -> list[int]:
-    """Ids of the ledgers that may go, from the head of the chain. marks: mark-delete positions of subscriptions.
+    """Return ids of the ledgers that may go, from the head of the chain. marks: mark-delete positions of subscriptions.
     leaves: ledgers go to the object store by themselves.
     """
     history = Retention(record.settings.history_retention_ms, record.settings.history_retention_bytes)
@@ -56,7 +57,7 @@ def consumed(record: PartitionRecord, marks: Mapping[str, int]) -> list[LedgerRe
 
 
 def _retained(limit: Retention, age: int, size: int) -> bool:
-    """Whether a consumed ledger of this age, which with the newer ones takes `size` bytes, is kept."""
+    """Return whether a consumed ledger of this age, which with the newer ones takes `size` bytes, is kept."""
     if limit.ms == 0 and limit.bytes == 0:
         return False
     young = limit.ms <= 0 or age <= limit.ms

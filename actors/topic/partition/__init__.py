@@ -1,1 +1,1 @@
-"""One partition of a topic: its log, its producers, its caches and its reads."""
+"""A partition of a topic: its log, its producers, its caches and its reads."""

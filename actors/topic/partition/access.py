@@ -1,8 +1,9 @@
-"""Which producers may write to a partition: Pulsar's access modes, decided where the partition is owned.
+"""The producers that may write to a partition: Pulsar's access modes, decided where the partition is owned.
 
 The partition's *epoch* counts how often a producer has had it to itself; it stands in the partition's record, and so
 does the producer that has it now. A producer that had it, and comes back after another one, learns by that number that
-its time is over. A number that was never given is refused: stored, it would be what counting goes on from.
+its time is over. A number that was never given is refused: the owner would otherwise store it, and go on counting from
+it.
 
 Of two producers with one name the first one stays, unless the second one is the same client on a new connection.
 
@@ -47,7 +48,7 @@ class Ask:
 
 @dataclass(slots=True)
 class Access:
-    """Which producers are open, and which wait. No I/O; times are milliseconds."""
+    """The producers that are open, and those that wait. No I/O; times are milliseconds."""
 
     epoch: int = -1
     holder: Holder | None = None
@@ -78,7 +79,7 @@ class Access:
         return list(self._present.values())
 
     def is_heard(self, holder: Holder, now: int) -> bool:
-        """Whether a producer without a home is still there."""
+        """Return whether a producer without a home is still there."""
         return holder is self.holder and now < self._heard + HEARD_MS
 
     def judge(self, request: OpenProducer, now: int, *, asked: bool) -> Admit | Wait | Ask:
@@ -112,7 +113,7 @@ class Access:
         return Admit()
 
     def in_line(self, incarnation: str) -> bool:
-        """Whether a producer waits (and so was told to)."""
+        """Return whether a producer waits, and knows it."""
         return incarnation in self._line
 
     def _judge_shared(self, request: OpenProducer, *, asked: bool) -> Admit | Ask:
@@ -132,7 +133,7 @@ class Access:
         raise Conflict("a producer with this name is already connected to the topic")
 
     def _is_holder(self, request: OpenProducer) -> bool:
-        """Whether it has the partition, perhaps from an earlier connection: only the holder knows the epoch."""
+        """Return whether it has the partition, perhaps from an earlier connection: only the holder knows the epoch."""
         holder = self.holder
         if holder is None:
             return False
@@ -170,7 +171,7 @@ class Access:
         return self.withdraw(incarnation)
 
     def withdraw(self, incarnation: str) -> bool:
-        """As if a producer had not come; it may ask again. Returns whether it was open."""
+        """Undo that a producer came; it may ask again. Returns whether it was open."""
         if self.holder is not None and self.holder.incarnation == incarnation:
             self.holder = None
         there = self._present.pop(incarnation, None) is not None

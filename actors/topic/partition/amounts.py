@@ -10,7 +10,7 @@ from sluice.storage.format.position import entry_of, ledger_of, position
 
 
 def backlog_bytes(log: ManagedLedger, marks: Mapping[str, int]) -> int:
-    """About how many bytes lie behind the slowest subscription.
+    """Return about how many bytes lie behind the slowest subscription.
 
     marks: mark-delete positions of subscriptions; without one nothing waits.
     """
@@ -29,7 +29,7 @@ def bytes_behind(log: ManagedLedger, mark: int) -> int:
 
 
 def weighs_at_most(log: ManagedLedger, keep: int) -> int:
-    """The first position that has at most `keep` bytes behind it, as `bytes_behind` measures them."""
+    """Return the first position that has at most `keep` bytes behind it, as `bytes_behind` measures them."""
     at = 0
     for ledger in reversed(log.record.ledgers):
         entries, size = log.last_entry(ledger) + 1, size_of(log, ledger)
@@ -50,5 +50,5 @@ def first_waiting(log: ManagedLedger, marks: Mapping[str, int]) -> int | None:
 
 
 def size_of(log: ManagedLedger, ledger: LedgerRecord) -> int:
-    """The payload bytes of a ledger."""
+    """Return the payload bytes of a ledger."""
     return ledger.bytes if ledger.state is LedgerState.CLOSED else log.open_bytes

@@ -91,7 +91,7 @@ class CompactedReads:
         return await self._ports.net.share(run.payload) if large else Blob(run.payload)
 
     async def payload(self, ledger: int, entry: int) -> PayloadRead | None:
-        """A message that the log may not have any more; None if the table has none there. Raises Unavailable."""
+        """Return a message that the log may not have any more; None if the table has none there. Raises Unavailable."""
         table, at = self._log.record.compacted, position(ledger, entry)
         if table is None or at > table.horizon:
             return None

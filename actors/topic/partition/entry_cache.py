@@ -90,7 +90,7 @@ class EntryCache:
         return len(self._runs)
 
     def get(self, ledger: int, run: int) -> CachedRun | None:
-        """The run if it is here."""
+        """Return the run if it is here."""
         found = self._runs.get((ledger, run))
         if found is not None:
             self._used = True

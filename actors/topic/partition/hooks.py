@@ -39,15 +39,15 @@ class BackgroundJob:
     request: ClassVar[type[Request[Any]] | None] = None
 
     def due(self, settings: TopicSettings) -> bool:
-        """Whether there is something to do now."""
+        """Return whether there is something to do now."""
         raise NotImplementedError
 
     def at_work(self, settings: TopicSettings) -> bool:
-        """Whether there is something to do, although it may have failed just now."""
+        """Return whether there is something to do, although it may have failed just now."""
         raise NotImplementedError
 
     def concerned(self, settings: TopicSettings) -> bool:
-        """Whether there is something to do, or will be although nothing changes."""
+        """Return whether there is something to do, or will be although nothing changes."""
         raise NotImplementedError
 
     async def turn(self, settings: TopicSettings) -> Sequence[LedgerRecord]:
@@ -59,7 +59,7 @@ class BackgroundJob:
         raise NotImplementedError
 
     def status(self) -> Any:
-        """How the job stands, as the reply to its request."""
+        """Return how the job stands, as the reply to its request."""
         raise NotImplementedError
 
     @property

@@ -193,7 +193,7 @@ class ManagedLedger:
         return self.record.lost_run(ledger_id, run)
 
     def recovery_waits(self, at_least: int) -> str:
-        """Why the recovery has not gone on for so long (ms); empty if it has."""
+        """Return why the recovery has not gone on for so long (ms); empty if it has."""
         long = self.waits_for and self._ports.clock.monotonic() - self._waits_since >= at_least
         return self.waits_for if long else ""
 
@@ -328,7 +328,7 @@ class ManagedLedger:
         )
 
     def check(self) -> None:
-        """Raises Fenced if this owner writes and answers no more."""
+        """Raise Fenced if this owner writes and answers no more."""
         if self.stopped:
             raise Fenced("the topic has a newer owner")
 
@@ -377,7 +377,7 @@ class ManagedLedger:
     # -- what the record says of producers ---------------------------------------------------------------------------
 
     def _covered(self, record: PartitionRecord) -> PartitionRecord:
-        """The record with what producers have stored by now, and how far that reaches."""
+        """Return the record with what producers have stored by now, and how far that reaches."""
         writer = self._writer
         now = self._ports.clock.now()
         producers, known = self._producers.snapshot(now), self._producers.known_results
@@ -458,7 +458,7 @@ class ManagedLedger:
                 self._waiters.remove(signal)
 
     def last_entry(self, ledger: LedgerRecord) -> int:
-        """The last entry of a ledger that may be shown, -1 for none."""
+        """Return the last entry of a ledger that may be shown, -1 for none."""
         if ledger.state is LedgerState.CLOSED:
             return ledger.last_entry
         writer = self._writer

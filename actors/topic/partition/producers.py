@@ -46,13 +46,13 @@ SPARE = 1_000
 
 
 def check_sequences(first: int, count: int) -> None:
-    """Raises Invalid for sequences that no producer has."""
+    """Raise Invalid for sequences that no producer has."""
     if not 0 <= first <= SEQUENCES - count:
         raise Invalid(f"sequences are 0 to {SEQUENCES - 1}; {count} do not begin at {first}")
 
 
 def check_segments(request: PublishMany) -> None:
-    """Raises Invalid for a run whose segments no frame could hold."""
+    """Raise Invalid for a run whose segments no frame could hold."""
     names = request.producers
     columns = (request.sessions, request.first_sequences, request.counts, request.follows)
     named_once = len({*names}) == len(names) and all(len(column) == len(names) for column in columns)
@@ -134,7 +134,7 @@ class KnownProducer:
         del self.recent[:-REMEMBERED_RUNS]
 
     def published(self, first: int, count: int) -> Published:
-        """The place of stored sequences; ledger 0 when it is forgotten."""
+        """Return the place of stored sequences; ledger 0 when it is forgotten."""
         for run in self.recent:
             if run.first <= first and first + count <= run.first + run.count:
                 entry = run.first_entry + first - run.first
@@ -201,7 +201,7 @@ class Producers:
                 self.end(other, producer.incarnation)
 
     def is_replaced(self, name: str, incarnation: str) -> bool:
-        """Whether this incarnation has given way to another producer."""
+        """Return whether this incarnation has given way to another producer."""
         producer = self._known.get(name)
         return producer is not None and incarnation in producer.replaced
 
@@ -214,7 +214,7 @@ class Producers:
             producer.stored = producer.pushed = follows
 
     def find(self, name: str, session: int) -> KnownProducer:
-        """The producer of a session. Raises Fenced if the session is not the name's newest of this owner."""
+        """Return the producer of a session. Raises Fenced if the session is not the name's newest of this owner."""
         producer = self._known.get(name)
         if producer is None or producer.session != session:
             raise Fenced(f"the session of producer {name!r} ended; open it again")
@@ -281,7 +281,7 @@ class Producers:
             self._known[name] = producer
 
     def snapshot(self, now: int) -> dict[str, ProducerRecord]:
-        """The confirmed state for the record; producers that were silent for long are forgotten."""
+        """Return the confirmed state for the record; producers that were silent for long are forgotten."""
         for name in [name for name, producer in self._known.items() if self._forgettable(producer, now)]:
             del self._known[name]
         if len(self._known) > MOST_CLOSED:

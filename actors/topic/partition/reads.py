@@ -117,7 +117,7 @@ class LogReads:
     # -- index columns -----------------------------------------------------------------------------------------------
 
     async def index(self, request: ReadIndex) -> IndexRead:
-        """The index from `start` on, without waiting for more. Raises Unavailable if nothing can be read now."""
+        """Return the index from `start` on, without waiting for more. Raises Unavailable if nothing can be read now."""
         resume = max(request.start, self._log.record.trimmed_before)
         reply = IndexRead(runs=[], resume=resume, last_confirmed=self._log.last_confirmed)
         budget = _Budget(request.limit, request.max_bytes, MAX_ANSWER_BYTES)
@@ -198,7 +198,7 @@ class LogReads:
     async def _runs(
         self, ledger: LedgerRecord, runs: Sequence[int], *, whole: bool = False, keep: bool = True
     ) -> list[CachedRun]:
-        """Runs in order, those that are not in memory from bookies, all at once. keep: their payloads, too."""
+        """Return runs in order, those that are not in memory from bookies, all at once. keep: their payloads, too."""
         found = [self._cached(ledger.id, run, whole) for run in runs]
         if all(found):
             return [cached for cached in found if cached is not None]
@@ -249,7 +249,7 @@ class LogReads:
         return cached
 
     def _is_there(self, ledger: LedgerRecord) -> bool:
-        """Whether it was not trimmed meanwhile: then nobody misses what cannot be read."""
+        """Return whether the ledger was not trimmed meanwhile: a trimmed one is not missed."""
         return self._log.record.ledger(ledger.id) is not None
 
     async def _failed(self, ledger: LedgerRecord, run: int, error: SluiceError) -> None:
@@ -264,7 +264,7 @@ class LogReads:
         return Blob(owned(data)) if blob.handle is None else Blob(handle=blob.handle, size=blob.size)
 
     async def rows(self, positions: Positions) -> RowIndex:
-        """Index columns of single messages; trimmed ones are left out.
+        """Return index columns of single messages; trimmed ones are left out.
 
         Raises Unavailable for what is not known here. The consumer that asks holds it, so it is confirmed: this owner
         was replaced and does not know it, and must not say that there is nothing.
@@ -311,7 +311,7 @@ class LogReads:
     # -- payloads ----------------------------------------------------------------------------------------------------
 
     async def payload(self, ledger_id: int, entry: int, *, again: bool = False) -> PayloadRead:
-        """The run that contains an entry. Raises NotFound if it was trimmed, Unavailable if it is not confirmed.
+        """Return the run that contains an entry. Raises NotFound if it was trimmed, Unavailable if it is not confirmed.
 
         again: what is in memory was of no use to the asker; read a copy from a bookie and verify it.
         """
@@ -369,7 +369,7 @@ class LogReads:
         return found
 
     async def _again(self, ledger: LedgerRecord, run: int) -> tuple[StoredFrame, memoryview]:
-        """A verified copy for a reader that could not use the first one; perhaps no copy can be used."""
+        """Return a verified copy for a reader that could not use the first one; perhaps no copy can be used."""
         try:
             frame, data = await self._log.reader.whole(ledger, run)
             decode_body(data[frame.header.columns_bytes :], frame.header.shape, frame.header.count)
@@ -388,7 +388,7 @@ class LogReads:
     # -- time --------------------------------------------------------------------------------------------------------
 
     async def find_time(self, time: int) -> PositionFound:
-        """The first message published at or after `time` (ms), by halving: ledgers, then runs, then rows.
+        """Return the first message published at or after `time` (ms), by halving: ledgers, then runs, then rows.
 
         Publish times are the producers'; where their clocks disagree the answer is near, as in Pulsar. Where all are
         earlier it is the end as it was when the search began: what comes while runs are read was not looked at.

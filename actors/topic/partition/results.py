@@ -61,7 +61,7 @@ def packed(positions: Positions) -> bytes:
 
 
 def unpacked(data: bytes) -> Positions:
-    """The positions back, ascending. Raises Corrupt."""
+    """Return the positions back, ascending. Raises Corrupt."""
     return _together(Cursor.decode(data).beyond())
 
 
@@ -180,7 +180,7 @@ class Results:
             self._measure(source, record.cursor)
 
     def snapshot(self, now: int) -> dict[str, ResultsRecord]:
-        """The confirmed results, for the record; sources that were silent for long are forgotten."""
+        """Return the confirmed results, for the record; sources that were silent for long are forgotten."""
         for name in [name for name, one in self._sources.items() if not one.pending and now - one.seen > FORGET_MS]:
             self._measure(self._sources.pop(name), b"")
         saved = {}

@@ -30,7 +30,7 @@ class Termination:
         return self._log.record.terminated
 
     def check(self) -> None:
-        """Raises Terminated if it takes no message, Unavailable while that is being settled."""
+        """Raise Terminated if it takes no message, Unavailable while that is being settled."""
         record = self._log.record
         if record.terminated:
             raise Terminated(f"topic {record.topic!r} was terminated: it takes no more messages")

@@ -67,7 +67,7 @@ class Unreadable:
         self._runs = {run: trouble for run, trouble in self._runs.items() if run[0] not in ledgers}
 
     def rows(self) -> list[dict[str, Any]]:
-        """The runs that cannot be read for now, for statistics."""
+        """Return the runs that cannot be read for now, for statistics."""
         now = self._ports.clock.monotonic()
         return [
             {
@@ -81,7 +81,7 @@ class Unreadable:
         ]
 
     def line(self, topic: str) -> str:
-        """One line for an operator; empty if everything can be read."""
+        """Return one line for an operator; empty if everything can be read."""
         rows = self.rows()
         if not rows:
             return ""
@@ -122,7 +122,7 @@ class GivingUp:
         return lost
 
     async def _run_of(self, ledger: LedgerRecord, entry: int) -> GivenUp:
-        """The run that holds an entry. Raises NotFound, Unavailable."""
+        """Return the run that holds an entry. Raises NotFound, Unavailable."""
         now = self._ports.clock.now()
         if ledger.state is not LedgerState.IN_RECOVERY:
             if entry > self._log.last_entry(ledger):
@@ -147,7 +147,7 @@ class GivingUp:
         raise NotFound(f"no bookie that answers knows entry {entry} of ledger {ledger.id}")
 
     async def _check_unreadable(self, ledger: LedgerRecord, lost: GivenUp) -> None:
-        """Raises Invalid if the run can be read, Unavailable while a bookie that may have it does not answer."""
+        """Raise Invalid if the run can be read, Unavailable while a bookie that may have it does not answer."""
         if ledger.offloaded is not None:
             await self._check_history(ledger, lost)
         for bookie in ledger.write_set(lost.run) if ledger.fragments else ():
@@ -173,7 +173,7 @@ class GivingUp:
             raise Invalid(f"entry {lost.first_entry} of ledger {ledger.id} can be read: it is in the object store")
 
     async def _check_answers(self, ledger: LedgerRecord, bookie: str, error: SluiceError) -> None:
-        """Raises Unavailable if a bookie is away, because it may come back with a copy."""
+        """Raise Unavailable if a bookie is away, because it may come back with a copy."""
         if bookie in self._log.lost_bookies:
             return
         try:

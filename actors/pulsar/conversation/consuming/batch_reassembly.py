@@ -28,7 +28,7 @@ from sluice.storage.errors import NotFound
 from sluice.storage.format.position import entry_of, ledger_of
 
 PATIENCE_MS = 2_000
-"""So long the rest of a batch is waited for."""
+"""The time (ms) of waiting for the rest of a batch."""
 Rows = npt.NDArray[np.int64]
 
 
@@ -55,11 +55,11 @@ class PartialBatch:
         return np.arange(self.behind, self.last + 1, dtype=np.int64)
 
     def waits(self) -> bool:
-        """Whether some of it is still to be sent."""
+        """Return whether some of it is still to be sent."""
         return bool(self.part.open[self.first :].any())
 
     def comes_again(self, part: Received) -> bool:
-        """Whether some of it is in a later part: another consumer was active meanwhile and had all of it."""
+        """Return whether some of it is in a later part: another consumer was active meanwhile and had all of it."""
         return bool(np.isin(part.positions, self.part.positions[self.first :]).any())
 
 
@@ -77,7 +77,7 @@ class RowRange:
     waiting: frozenset[int] | None = None
 
     def is_open(self) -> bool:
-        """Whether any of these messages is neither done nor given back."""
+        """Return whether any of these messages is neither done nor given back."""
         return bool(self.part.open[self.first : self.end].any())
 
 
@@ -93,7 +93,7 @@ def begun_in(part: Received, first: int = 0) -> PartialBatch | None:
 
 
 def leading(stretch: RowRange, room: int) -> tuple[RowRange, RowRange | None]:
-    """The part of a stretch that goes to a client with room for some messages, at least one; and the rest.
+    """Return the part of a stretch that goes to a client with room for some messages, at least one; and the rest.
 
     A batch goes whole where there is room for its first message. What is done before and between its messages may go
     as holes, which take room as well.
@@ -124,7 +124,7 @@ def goes_on_at(begun: PartialBatch, part: Received, first: int) -> int:
 
 
 def continued(begun: PartialBatch, part: Received, first: int) -> int:
-    """How many of the rows of a part, from a row on, belong to a batch that was begun."""
+    """Return how many of the rows of a part, from a row on, belong to a batch that was begun."""
     rest = part.positions[first:]
     inside = (rest >= begun.start) & (rest <= begun.last)
     return int(np.argmin(np.append(inside, False)))
@@ -170,7 +170,7 @@ class BatchReassembler:
         self._queue: deque[Received] = deque()
         self._begun: list[PartialBatch] = []
         self._joined: list[Received] = []
-        """Of a batch of which more came: one part, while it is not known whether it is all of it."""
+        """The joined part of a batch of which more came, until it is known whether the batch is whole."""
         self._working = False
         self._handling = CancellableWait()
 
@@ -239,7 +239,7 @@ class BatchReassembler:
         await self._begin(part, first)
 
     async def _follows(self, at: int) -> int:
-        """How much of the batch of the message at a position follows it in the log."""
+        """Return how much of the batch of the message at a position follows it in the log."""
         try:
             run = await self._payloads.run(ledger_of(at), entry_of(at))
         except NotFound:  # everybody is done with it
@@ -308,11 +308,11 @@ class BatchReassembler:
             self.ready.append(RowRange(part, first, end, rest=await self._is_cut(part, first, end)))
 
     def _may_be_cut(self, part: Received, first: int, end: int) -> bool:
-        """Whether the log must say where one of these batches ends; it need not once ids may stand for parts."""
+        """Return whether the log must say where one of these batches ends; it need not once ids may stand for parts."""
         return not self._batches.apart and len(unsure_ends(part, first, end)) > 0
 
     async def _is_cut(self, part: Received, first: int, end: int) -> bool:
-        """Whether messages that are not done are missing at the end of a batch in these rows."""
+        """Return whether messages that are not done are missing at the end of a batch in these rows."""
         if not self._may_be_cut(part, first, end):
             return False
         behind = [np.empty(0, np.int64)]
@@ -325,7 +325,7 @@ class BatchReassembler:
         return len(missing) > 0 and len(await self._batches.still_open(missing)) > 0
 
     async def _is_missing(self, begun: PartialBatch) -> bool:
-        """Whether anything of the batch that is not here is not done."""
+        """Return whether a message of the batch that is missing here is not done."""
         begun.missing = len(await self._batches.still_open(begun.rest))
         return begun.missing > 0
 

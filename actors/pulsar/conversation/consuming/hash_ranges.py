@@ -16,11 +16,11 @@ from sluice.storage.format.batch import order_keys
 from sluice.storage.format.hashing import HASH_RANGE, hash_column, reduce_hash
 
 _NO_KEY = pa.scalar(b"NONE_KEY", pa.binary())
-"""What Pulsar hashes of a message without a key."""
+"""The key that Pulsar hashes for a message without a key."""
 
 
 def check_ranges(ranges: Sequence[tuple[int, int]]) -> None:
-    """Raises CommandRefused for a range that is none."""
+    """Raise CommandRefused for a range that is none."""
     for start, end in ranges:
         if not 0 <= start <= end < HASH_RANGE:
             text = f"range {start}-{end} is not within 0-{HASH_RANGE - 1}"

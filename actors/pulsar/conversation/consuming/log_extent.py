@@ -1,7 +1,7 @@
-"""Which positions of a partition exist, for ids that a client names although this connection has not sent them.
+"""The positions of a partition that exist, for ids that a client names although this connection has not sent them.
 
-An id may be of an earlier connection, or made up. What does not exist must never reach the subscription: it would count
-as done once it is published. Nor may anybody wait for it.
+An id may be of an earlier connection, or made up. A position that does not exist must never reach the subscription: it
+would count as done once it is published. Nor may a request wait for it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,6 @@ class LogExtent:
             self._last_entries, self.last = ends.last_entries(), ends.last
 
     def end_of(self, at: int) -> int:
-        """The last position in the ledger of this one; it is lower if this one does not exist or was trimmed."""
+        """Return the last position in the ledger of this one; it is lower if this one does not exist or was trimmed."""
         entry = self._last_entries.get(ledger_of(at), -1)
         return -1 if entry < 0 else position(ledger_of(at), entry)

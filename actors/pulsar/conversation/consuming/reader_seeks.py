@@ -9,7 +9,7 @@ another connection a reader begins where it says, as with Pulsar.
 from __future__ import annotations
 
 MOST_SEEKS = 2_000
-"""Of so many readers of one connection it is remembered; beyond that the earliest seek is forgotten."""
+"""The most readers of one connection whose seek is remembered; the earliest one is forgotten first."""
 
 ReaderKey = tuple[str, int, str]
 """Topic, partition and subscription."""

@@ -13,12 +13,12 @@ from sluice.actors.pulsar.codec.send_decoder import PIECE_BYTES
 from sluice.actors.pulsar.codec.vectorized_decoder import SEND_COMMAND, sends_in
 
 FEW_FRAMES = 64
-"""A plain loop over so many frames is cheaper than steps over columns."""
+"""The most frames over which a plain loop is cheaper than steps over columns."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """Frames of one read. at: the number of the next frame to handle.
+    """The frames of one read. at: the number of the next frame to handle.
 
     done: producers whose SENDs before frame number `done_until` were decoded together, ahead of the others.
     """
@@ -28,12 +28,12 @@ class Reading:
     done: Container[int] = ()
     done_until: int = 0
     stretches: deque[tuple[int, int]] | None = None
-    """Neighbouring SENDs, number first .. end-1; None before the first look."""
+    """The stretches of neighbouring SENDs, number first .. end-1; None before the first look."""
 
     def sends_from_here(self, least: int, most: int, few: int) -> int:
         """Return the end of the SENDs that begin here and were not tried before; `at` without them.
 
-        most: so many at once. few: so many of fewer than `least`.
+        most: the largest number at once. few: the largest number if fewer than `least` begin here.
         """
         if self.stretches is None:
             few_frames = len(self.cut) <= FEW_FRAMES
@@ -51,12 +51,12 @@ class Reading:
         return self.at
 
     def is_done(self, producer: int) -> bool:
-        """Whether the frame that was just taken up is a SEND that went out with others."""
+        """Return whether the frame that was just taken up is a SEND that was decoded and sent with others."""
         return self.at <= self.done_until and producer in self.done
 
 
 def _stretches(cut: Cut) -> list[tuple[int, int]]:
-    """The stretches of SENDs of at most PIECE_BYTES: larger ones are decoded in turns."""
+    """Return the stretches of SENDs of at most PIECE_BYTES: larger ones are decoded in turns."""
     sizes = np.diff([*cut.starts, cut.end])
     sends = sends_in(cut) & (sizes <= PIECE_BYTES)
     begins = np.flatnonzero(np.diff(sends, prepend=False, append=False)).reshape(-1, 2).tolist()
@@ -64,7 +64,7 @@ def _stretches(cut: Cut) -> list[tuple[int, int]]:
 
 
 def _short_stretches(cut: Cut) -> list[tuple[int, int]]:
-    """The same, frame by frame."""
+    """Return the same, frame by frame."""
     found: list[tuple[int, int]] = []
     data, starts, first = cut.data, cut.starts, -1
     for number, start in enumerate(starts):

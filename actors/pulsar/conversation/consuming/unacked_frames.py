@@ -19,10 +19,10 @@ from sluice.actors.pulsar.codec.varints import Ints, ranges
 from sluice.actors.pulsar.conversation.gateway.acked_batch_sizes import acknowledged_rows, open_rows
 
 _BITS = 20
-"""A number is the table's, and in so many bits the row in it: a part has fewer rows than that."""
+"""The bits of a number for the row in a table; the others are the table's number. A part has fewer rows than fit."""
 _ROW = (1 << _BITS) - 1
 TABLE_BYTES, PIECE_BYTES, MESSAGE_BYTES = 1_350, 135, 27
-"""What a table costs with its part, and each piece and each message in it, without the messages' contents."""
+"""The memory of a table with its part, and of each piece and each message in it, without the messages' contents."""
 
 
 class Piece(NamedTuple):
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
     indexes: Ints | None = None
 
     def rows(self, ack_set: Sequence[int] = ()) -> Ints:
-        """The rows that an acknowledgement of this id means: all, or those whose bit is not set."""
+        """Return the rows that an acknowledgement of this id means: all, or those whose bit is not set."""
         every = np.arange(self.first, self.first + self.size)
         if not ack_set:
             return every
@@ -95,7 +95,7 @@ class UnackedFrames:
         self._count_bytes()
 
     def _recount(self) -> None:
-        """Some positions were sent again, so their earlier tables do not have them any more."""
+        """Count again after positions were sent again: their earlier tables do not have them any more."""
         tables, left = np.unique(np.array(list(self._numbers.values())) >> _BITS, return_counts=True)
         counted = dict(zip(tables.tolist(), left.tolist(), strict=True))
         self._tables = {number: table for number, table in self._tables.items() if number in counted}
@@ -105,7 +105,7 @@ class UnackedFrames:
         self._kept = sum(table.messages for table in self._tables.values())
 
     def get(self, position: int) -> Piece | None:
-        """The piece that the client knows by this position."""
+        """Return the piece that the client knows by this position."""
         number = self._numbers.get(position)
         if number is None:
             return None
@@ -127,7 +127,7 @@ class UnackedFrames:
             del self._tables[number]
 
     def known(self, positions: Ints) -> npt.NDArray[np.bool_]:
-        """Which of these positions the client has."""
+        """Return which of these positions the client has."""
         found = map(self._numbers.__contains__, positions.tolist())
         return np.fromiter(found, bool, len(positions))
 
@@ -150,12 +150,12 @@ class UnackedFrames:
         return rows, counts
 
     def oldest_half(self) -> Ints:
-        """The positions of that half of the pieces that was sent first."""
+        """Return the positions of that half of the pieces that was sent first."""
         return np.fromiter(islice(self._numbers, (len(self._numbers) + 1) // 2), np.int64)
 
 
 def _still_open(index: Ints, ack_set: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """Which of these messages of a batch an acknowledgement leaves open; without `ack_set` none."""
+    """Return which of these messages of a batch an acknowledgement leaves open; without `ack_set` none."""
     bits = open_rows(ack_set)
     still = np.zeros(len(index), bool)
     there = index < len(bits)

@@ -17,7 +17,7 @@ from sluice.actors.pulsar.conversation.gateway.clients import metadata_of
 from sluice.actors.pulsar.refusals import CommandRefused
 
 TYPES = ("exclusive", "shared", "failover", "key_shared")
-"""Of subscriptions, by their numbers on the wire."""
+"""The types of subscriptions, by their numbers on the wire."""
 EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
 STICKY = 1
 """The mode of Key_Shared in which consumers bring ranges of their own."""
@@ -51,7 +51,7 @@ class WantedConsumer:
 
 
 def check_subscribe(asked: Any) -> None:
-    """Raises CommandRefused for what no broker offers, Invalid for a name that cannot be."""
+    """Raise CommandRefused for what no broker offers, Invalid for a name that cannot be."""
     if asked.read_compacted and asked.type not in (EXCLUSIVE, FAILOVER):
         raise CommandRefused(ServerError.NOT_ALLOWED, "only exclusive and failover consumers can read compacted")
     if not 0 <= asked.type < len(TYPES):
@@ -62,7 +62,7 @@ def check_subscribe(asked: Any) -> None:
 
 
 def is_reader(asked: Any) -> bool:
-    """Whether it needs no subscription: it has a position of its own, and nobody else any of its messages."""
+    """Return whether it needs no subscription: it has a position of its own, and nobody else any of its messages."""
     return not asked.durable and asked.type in (EXCLUSIVE, FAILOVER)
 
 

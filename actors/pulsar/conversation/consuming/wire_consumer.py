@@ -48,9 +48,9 @@ from sluice.storage.format.position import entry_of, ledger_of, show
 LATE_MS = 20
 """Milliseconds between two looks while it is not known whether the lease still stands."""
 SURE_MS = 100
-"""What came for a consumer of a Failover subscription and waits for longer, another one may have done meanwhile."""
+"""The wait (ms) after which another consumer of a Failover subscription may have finished a message meanwhile."""
 TOGETHER_FROM = 8
-"""From so many ids in an acknowledgement on it is quicker to forget them together."""
+"""The least ids in an acknowledgement that are forgotten faster together."""
 MOST_GRANTED = 50_000
 """Messages that may be on their way to one consumer, however many it has asked for."""
 AHEAD_BYTES = 16 * 1024 * 1024
@@ -63,11 +63,11 @@ MOST_UNACKNOWLEDGED = 200_000
 first half counts as done: nothing of a reader is durable, and one that never acknowledges must not fill the memory.
 """
 _ACTIVE = {"assigned": True, "revoked": False, "inactive": False}
-"""What the dispatcher's events mean to a consumer of a Failover subscription."""
+"""The dispatcher's events as a consumer of a Failover subscription understands them: whether it is active."""
 Rows = npt.NDArray[np.int64]
 NOTHING: Rows = np.empty(0, np.int64)
 NONE_READY: deque[RowRange] = deque()
-"""Of a consumer to which batches need not go whole; nothing is put into it."""
+"""The queue of a consumer to which batches need not go whole. Invariant: it stays empty."""
 
 
 def earlier(one: int | None, other: int) -> int:
@@ -90,7 +90,7 @@ class ConsumingClient:
 
 
 class WireConsumer:
-    """One consumer of one connection."""
+    """A consumer on a connection."""
 
     # With thirty attributes each object would have a dictionary of its own otherwise, which takes 1.2 KB more.
     __slots__ = (
@@ -125,9 +125,9 @@ class WireConsumer:
         self._extent = LogExtent(gateway.directory, tp)
         self._noting = False
         self._sure_at: int | None = None
-        """Of a Failover subscription, when something waits: whatever does had come no earlier, or was not done then."""
+        """The time at which all waiting messages of a Failover subscription were not done, or had not come yet."""
         self._came_at: int | None = None
-        """The same of what nobody has looked at since it came (`_unsent`)."""
+        """The same time for messages that came and were not looked at yet (`_unsent`)."""
         self._whole: BatchReassembler | None = None
         self._part = self._of_subscription() if asked.start is None else self._of_log(asked.start)
 
@@ -187,7 +187,7 @@ class WireConsumer:
         return not self.closed and await self._alive()
 
     def read_so_far(self) -> dict[str, Any]:
-        """A reader's position, for people; empty for a consumer, whose subscription's owner reports it."""
+        """Return a reader's position, for people; empty for a consumer, whose subscription's owner reports it."""
         if not isinstance(self._part, LogReader):
             return {}
         return {
@@ -501,11 +501,11 @@ class WireConsumer:
             self._acknowledge_up_to(int(rows[-1]))
 
     def _begins(self, at: int) -> bool:
-        """Whether something that was sent is known to begin at a position."""
+        """Return whether a sent message is known to begin at a position."""
         return self._sent.get(at) is not None or self._gateway.pieces.begins(self._key, at)
 
     async def stand_alone(self, positions: list[int]) -> bool:
-        """Whether none of these can have stood for more than one message. Raises Unavailable."""
+        """Return whether none of these can have stood for more than one message. Raises Unavailable."""
         for at in positions:
             try:
                 run = await self.payloads.run(ledger_of(at), entry_of(at), patience=PATIENCE_MS)

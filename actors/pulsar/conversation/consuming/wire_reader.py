@@ -89,10 +89,10 @@ class LogReader:
         self._room = Signal()
         self._redelivering = False
         self._under_way: list[CancellableWait] = []
-        """What is being read."""
+        """The reads that are under way."""
         self._closed = self._over = self._knows_end = self._held = False
         self.by_index = False
-        """As of any consumer; what is left of a batch comes as what it is."""
+        """The same as of any consumer; a reader gets the rest of a batch as it is."""
 
     async def open(self) -> None:
         """Begin to read. Raises NotFound, Unavailable."""
@@ -251,7 +251,7 @@ class LogReader:
         self._again.pop(left[: left.searchsorted(found.resume)])
 
     async def _run_of(self, index: RunIndex) -> DecodedRun | None:
-        """The run that an index is of; None if it was trimmed. Raises Unavailable."""
+        """Return the run that an index is of; None if it was trimmed. Raises Unavailable."""
         if not len(index.cut):
             try:
                 return await self._payloads.run(index.ledger, index.first_entry)
@@ -305,7 +305,7 @@ class LogReader:
         return stop == len(positions)
 
     def _cut(self, run: DecodedRun, at: int) -> Received:
-        """Rows of a run from a position on: as many as are wanted, and the rest of the last batch."""
+        """Return rows of a run from a position on: as many as are wanted, and the rest of the last batch."""
         start = entry_of(at) - run.first_entry
         end = min(start + min(self._permits, MOST_ROWS), run.rows.num_rows)
         if "batch_index" in run.rows.schema.names:

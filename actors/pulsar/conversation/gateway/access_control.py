@@ -22,7 +22,7 @@ from sluice.actors.pulsar.refusals import CommandRefused
 from sluice.storage.errors import SluiceError
 
 TURN = 500
-"""So many producers and consumers are looked at before others have their turn."""
+"""The number of producers and consumers that are looked at before other tasks have their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class AccessControl:
         self._connections: Counter[str] = Counter()
 
     def enter(self, roles: Sequence[str]) -> None:
-        """One more connection of a client, which has the first of its roles. Raises CommandRefused if it has enough."""
+        """Count one more connection of the first of a client's roles. Raises CommandRefused if it has enough."""
         if roles and self.most_per_role and self._connections[roles[0]] >= self.most_per_role:
             text = f"role {roles[0]!r} has {self.most_per_role} connections to this gateway, which are the most"
             raise CommandRefused(ServerError.TOO_MANY_REQUESTS, text)
@@ -65,7 +65,7 @@ class AccessControl:
         self.permissions, self.anonymous = PermissionCache(self._ports, authorization), anonymous
 
     async def check(self, roles: Sequence[str], *wishes: Wish) -> None:
-        """Raises Forbidden if one of these is not permitted, Unavailable or Corrupt if that is not known now."""
+        """Raise Forbidden if one of these is not permitted, Unavailable or Corrupt if that is not known now."""
         if self.permissions is not None:
             for wish in wishes:
                 check_space("namespace", wish.space)
@@ -108,7 +108,7 @@ class AccessControl:
         return None not in found.values()
 
     async def _still(self, roles: Sequence[str], wish: Wish) -> bool | None:
-        """Whether these may go on; None: that is not known now."""
+        """Return whether these may go on; None: that is not known now."""
         if self.permissions is None:
             return True
         try:

@@ -21,11 +21,11 @@ from sluice.storage.format.batch import MAX_RUN_MESSAGES
 from sluice.storage.format.position import entry_of
 
 MOST = 50_000
-"""So many ids are remembered; the oldest are forgotten first."""
+"""The number of ids that are remembered; the oldest are forgotten first."""
 MOST_REPORTS = 4_000
-"""Reports that may wait until somebody asks."""
+"""The most reports that wait for a question."""
 MOST_WORDS = MAX_RUN_MESSAGES // 64
-"""Of an ack_set: there is no batch of more messages."""
+"""The most words of an ack_set: there is no batch of more messages."""
 Rows = npt.NDArray[np.int64]
 Key = tuple[str, int, str]
 """Topic, partition and subscription."""
@@ -69,12 +69,12 @@ class AckedBatchSizes:
             self._counts.popitem(last=False)
 
     def begins(self, key: Key, position: int) -> bool:
-        """Whether something that was sent is remembered to have begun there."""
+        """Return whether a sent message is remembered to have begun there."""
         self._bring_in()
         return (key, position) in self._counts
 
     def count(self, key: Key, position: int, ack_set: Iterable[int]) -> tuple[int, bool]:
-        """How many rows an id stands for at least, and whether this number is known to be exact.
+        """Return how many rows an id stands for at least, and whether this number is known to be exact.
 
         ack_set: its last open bit is one of its rows, if there is one.
         """
@@ -84,7 +84,7 @@ class AckedBatchSizes:
 
 
 def open_rows(ack_set: Iterable[int]) -> npt.NDArray[np.bool_]:
-    """The bits of an ack_set up to the last one that is set: True for a row that is not acknowledged."""
+    """Return the bits of an ack_set up to the last one that is set: True for a row that is not acknowledged."""
     words = np.array([word & (1 << 64) - 1 for word in islice(ack_set, MOST_WORDS)], "<u8")
     bits = np.unpackbits(words.view(np.uint8), bitorder="little").astype(bool)
     last = np.flatnonzero(bits)
@@ -111,7 +111,7 @@ def rows_behind(run: DecodedRun, at: int, one: Any) -> Rows:
 
 
 def rest_of_batch(run: DecodedRun, at: int) -> int:
-    """How many rows of a batch there are from this position on; 1 of a message that came alone."""
+    """Return how many rows of a batch there are from this position on; 1 of a message that came alone."""
     if "batch_index" not in run.rows.schema.names:
         return 1
     index = (

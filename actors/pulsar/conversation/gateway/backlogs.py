@@ -25,7 +25,7 @@ _ERRORS = (
     ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_EXCEPTION,
 )
 CODES = dict(zip(HOLDS, _ERRORS, strict=True))
-"""What a producer that is kept out is told, by the policy."""
+"""The error for a producer that is kept out, by the policy."""
 
 
 class ThrottledProducer(Protocol):
@@ -81,7 +81,7 @@ class Backlogs:
                 self._ports.log("backlog_unknown", topic=topic, partition=partition, error=str(error))
 
     async def check(self, topic: str, partition: int) -> None:
-        """Raises CommandRefused if a quota keeps producers out, Unavailable if that is not known now."""
+        """Raise CommandRefused if a quota keeps producers out, Unavailable if that is not known now."""
         size, age = self._quotas.that_holds(topic), self._ages.that_holds(topic)
         size, age = (None if one is not None and one.policy == EVICTION else one for one in (size, age))
         age = age if age is not None and age.limit else None

@@ -37,7 +37,7 @@ class Connected(Protocol):
 
 
 def check_introduction(asked: Any) -> None:
-    """Raises CommandRefused if a PRODUCER or SUBSCRIBE says too much of its client."""
+    """Raise CommandRefused if a PRODUCER or SUBSCRIBE says too much of its client."""
     named = getattr(asked, "producer_name", "") + getattr(asked, "consumer_name", "")
     said = len(named.encode()) + sum(len(pair.key) + len(pair.value) for pair in asked.metadata)
     if said > MOST_SAID:
@@ -51,7 +51,7 @@ def metadata_of(pairs: Iterable[Any]) -> dict[str, str]:
 
 
 def clients_here(gateway: Connected, topic: str, partition: int | None) -> dict[str, list[dict[str, Any]]]:
-    """Rows of a partition, or of all; each says its own."""
+    """Return rows of a partition, or of all; each says its own."""
     if partition is None:
         producing = [(at, one) for (known, at), here in gateway.producers.items() if known == topic for one in here]
     else:

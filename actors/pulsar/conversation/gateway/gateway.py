@@ -79,7 +79,7 @@ class Certified:
 
 
 Authenticate = Callable[[str, bytes], Awaitable[ClientIdentity]]
-"""Who presents these credentials, by the method's name. Raises Invalid if nobody is to be let in with them."""
+"""A check of credentials, by the method's name, that returns their owner. Raises Invalid if it lets none in."""
 
 
 class Link(Protocol):
@@ -100,7 +100,7 @@ class Link(Protocol):
         """Read again."""
 
     def unsent(self) -> int:
-        """Bytes that were written and that the client has not taken."""
+        """Return bytes that were written and that the client has not taken."""
 
 
 class ConsumerHere(Protocol):
@@ -117,7 +117,7 @@ class ConsumerHere(Protocol):
         """Send the consumer away: its client has to subscribe again."""
 
     async def answers(self) -> bool:
-        """Whether its client shows a sign of life soon; the connection of one that does not is over."""
+        """Return whether its client shows a sign of life soon; the connection of one that does not is over."""
 
     async def close(self) -> None:
         """Leave; messages that are still held go to the others in order."""
@@ -137,7 +137,7 @@ class ProducerHere(Protocol):
         """Send the producer away once all of its sends are settled: its client has to ask for it again."""
 
     async def answers(self) -> bool:
-        """Whether its client shows a sign of life soon; the connection of one that does not is over."""
+        """Return whether its client shows a sign of life soon; the connection of one that does not is over."""
 
 
 REPEATED_FROM = 16
@@ -169,19 +169,19 @@ class Gateway:
         self.process = process
         self.authenticate = authenticate
         self.max_message_bytes = max_message_bytes
-        """What clients are told that a message, or a batch of theirs, may have; whose frames are larger is closed."""
+        """The bytes that clients may put into a message, or a batch; a connection with larger frames is closed."""
         self.directory, self.waves = Directory(ports, controller), Waves(ports)
         self.namespaces = Namespaces(ports.meta)
         self.schemas = Schemas(ports)
         self.pieces = AckedBatchSizes()
         self.recent = FrameCache(ports.clock.monotonic, KEPT_MS)
         self.decoded = DecodedRuns(ports.clock.monotonic, DECODED_BYTES, forgets=True)
-        """What consumers have read of the log: those of one partition mostly want the same runs."""
+        """The runs that consumers have read of the log: those of one partition mostly want the same ones."""
         self.consumers: dict[tuple[str, str], list[ConsumerHere]] = {}
-        """Those that are connected here, by topic and subscription."""
+        """The connected consumers, by topic and subscription."""
         self._readers: dict[tuple[str, int], dict[ConsumerHere, None]] = {}
         self.producers: dict[tuple[str, int], list[ProducerHere]] = {}
-        """Those that are connected here, by topic and partition."""
+        """The connected producers, by topic and partition."""
         self.quotas, self.ages = Quotas(ports.meta), Quotas(ports.meta, AGES)
         self.limits = LimitRecords(ports.meta)
         self.rates = RateLimiter(ports.clock, self.limits)
@@ -189,14 +189,14 @@ class Gateway:
         self.rate_shares = RateShares(ports, self.rates, self.head_count)
         self.backlogs = Backlogs(ports, self.directory, self.quotas, self.ages, self.producers, self.limits)
         self.introductions: dict[object, ClientIntroduction] = {}
-        """What clients said of the producers and consumers that are connected here."""
+        """The introductions of clients for connected producers and consumers."""
         self.moving: dict[tuple[str, int, str], Signal] = {}
-        """Subscriptions that are being moved, by topic, partition and name: set when that is over."""
+        """The subscriptions that are being moved, by topic, partition and name: set when that is over."""
         self.held, self.speakers = HeldBytes(), Speakers()
         self.unacked = UnackedBytes(ports)
         self.access = AccessControl(ports)
         self.audit: Audit = nowhere
-        """Told what clients have done, and what was refused."""
+        """The receiver of reports of what clients have done, and what was refused."""
         self._made = 0
 
     def start(self) -> None:
@@ -224,7 +224,7 @@ class Gateway:
             self._readers.pop(key, None)
 
     def is_read(self, topic: str, partition: int) -> bool:
-        """Whether a partition has consumers here."""
+        """Return whether a partition has consumers here."""
         return (topic, partition) in self._readers
 
     def fresh(self, word: str) -> str:

@@ -1,12 +1,12 @@
-"""Which producers and consumers a connection opens, and which of these its client closes before they are there.
+"""The producers and consumers that a connection opens, also those that its client closes before they are there.
 
 A client that has waited long enough for its PRODUCER or SUBSCRIBE says CLOSE_PRODUCER or CLOSE_CONSUMER, to be sure
 that nothing is left of it, and may ask for the same id again. An object that is not open yet cannot be closed. So a
 request to open one is noted as it is read, a CLOSE behind it takes it back, and its handler looks here last.
 
-What is there takes a while to close: a producer's sends get their receipts, and a consumer's acknowledgements are
-passed on. A request for the same id that was read behind that CLOSE does not mean the one that ends: who was told that
-it is there would wait for ever. It is refused until the CLOSE has its answer, and clients ask again.
+An open one takes a while to close: a producer's sends get their receipts, and a consumer's acknowledgements are passed
+on. A request for the same id that was read behind that CLOSE does not mean the one that ends: a client that got it
+would wait for ever. The request is refused until the CLOSE has its answer, and clients ask again.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Openings:
             self._wanted.setdefault(key, []).append(asked)
 
     def check_closed(self, name: str, asked: Any) -> None:
-        """Raises CommandRefused while what has the id that this request names is being closed."""
+        """Raise CommandRefused while what has the id that this request names is being closed."""
         field = _ID[name]
         if (field, getattr(asked, field)) in self._closing:
             raise CommandRefused(ServerError.SERVICE_NOT_READY, f"what has this {field} is being closed; ask again")
 
     def check(self, name: str, asked: Any) -> None:
-        """Raises CommandRefused if the client has closed what this request opens."""
+        """Raise CommandRefused if the client has closed what this request opens."""
         field = _ID[name]
         if not any(one is asked for one in self._wanted.get((field, getattr(asked, field)), ())):
             raise CommandRefused(ServerError.SERVICE_NOT_READY, f"the {name} was closed before it was open")

@@ -1,8 +1,8 @@
-"""Which gateway has a machine's ports: the first one that claims them, until its process ends. Others wait.
+"""The gateway that has a machine's ports: the first one that claims them, until its process ends. Others wait.
 
-A waiting gateway takes over by itself, whatever happened to the one before it: the machine frees the ports when that
-process ends, so no agreement is needed. A frozen gateway keeps the ports, as a frozen listener does, until the
-controller has ended it.
+A waiting gateway takes over by itself, however the one before it ended: the machine frees the ports when that process
+ends, so no agreement is needed. A frozen gateway keeps the ports, as a frozen listener does, until the controller has
+ended it.
 
 A free port (0) is chosen once. Its number stays that of the machine, because clients know it: a gateway that takes over
 listens there or not at all. If another program has the port, the gateway tries again and again, and commands report
@@ -32,7 +32,7 @@ class MachinePorts(Protocol):
         """Listen there; 0 is any free port. Returns the number. Raises Unavailable if another program has the port."""
 
     def chosen(self, scheme: str) -> int:
-        """The port that an earlier gateway of this machine chose; 0 if there was none."""
+        """Return the port that an earlier gateway of this machine chose; 0 if there was none."""
 
     def tell(self, scheme: str, port: int) -> None:
         """Publish for the command line where clients connect; 0: nowhere, because another program has the port."""

@@ -44,9 +44,9 @@ MAX_VERSIONS = 1_000
 MAX_TOPIC_BYTES = 16 * 1024 * 1024
 """How large all schemas of a topic may be, those before a deletion among them."""
 MOST_COMPARED = 2
-"""So many schemas of a gateway are compared at once, each with one other: as objects of Avro they need far more."""
+"""The most schemas of a gateway that are compared at once, each with one other: parsed by Avro they need far more."""
 MOST_AT_ONCE = 4
-"""So many records are read or written at once: one may be large, and there may be many who ask."""
+"""The most records that are read or written at once: one may be large, and many clients may ask."""
 DELETED = b""
 """The version that says that there is none."""
 UNCHECKED = (0, 21)
@@ -84,7 +84,7 @@ class Schemas:
         self._namespaces = Namespaces(ports.meta)
 
     async def put(self, topic: str, schema: Any) -> bytes:
-        """The version of a schema, which is added if it is new. Raises CommandRefused, Invalid, Unavailable."""
+        """Return the version of a schema, which is added if it is new. Raises CommandRefused, Invalid, Unavailable."""
         _check_definition(schema)
         return await self._add(topic, _encoded(schema), await self.strategy(topic))
 
@@ -93,7 +93,7 @@ class Schemas:
         return (await self._namespaces.of_topic(topic)).compatibility
 
     async def goes_with(self, topic: str, schema: Any) -> bool:
-        """Whether a schema may follow a topic's own. Raises CommandRefused if it is invalid, Unavailable."""
+        """Return whether a schema may follow a topic's own. Raises CommandRefused if it is invalid, Unavailable."""
         _check_definition(schema)
         versions = await self._read(topic)
         try:
@@ -163,7 +163,7 @@ class Schemas:
                 await self._ports.meta.create(definition_key(topic, version.digest), 1, version.encoded)
 
     async def _encoded_of(self, topic: str, version: ListedSchema) -> bytes:
-        """The encoded schema of a version. Raises Corrupt, Unavailable."""
+        """Return the encoded schema of a version. Raises Corrupt, Unavailable."""
         if version.encoded is not None:
             return version.encoded
         async with self._at_once:
@@ -187,7 +187,7 @@ class Schemas:
                 await self._ports.work(partial(_check, topic, strategy, schema, one, effort))
 
     async def version_of(self, topic: str, schema: Any) -> bytes:
-        """The version of a registered schema. Raises NotFound, Invalid, Unavailable."""
+        """Return the version of a registered schema. Raises NotFound, Invalid, Unavailable."""
         versions = await self._read(topic)
         number = _number_of(_listed(_encoded(schema)), versions)
         if number is None:
@@ -201,7 +201,7 @@ class Schemas:
             yield parse(Schema, await self._encoded_of(topic, versions[number])), VERSION.pack(number)
 
     async def get(self, topic: str, version: bytes) -> tuple[Any, bytes]:
-        """A version and its number; the newest if none is named. Raises NotFound, Invalid, Unavailable."""
+        """Return a version and its number; the newest if none is named. Raises NotFound, Invalid, Unavailable."""
         if version and len(version) != VERSION.size:
             raise Invalid(f"a schema version has {VERSION.size} bytes, not {len(version)}")
         versions = await self._read(topic)
@@ -216,7 +216,7 @@ class Schemas:
 
 
 def versions_in(topic: str, value: bytes | None) -> list[ListedSchema]:
-    """The versions in the record of a topic's schemas. Raises Corrupt."""
+    """Return the versions in the record of a topic's schemas. Raises Corrupt."""
     try:
         items = [] if value is None else msgpack.unpackb(value)
         return [_listed(item) if isinstance(item, bytes) else ListedSchema(*item) for item in items]
@@ -225,7 +225,7 @@ def versions_in(topic: str, value: bytes | None) -> list[ListedSchema]:
 
 
 def _listed(encoded: bytes) -> ListedSchema:
-    """How a schema is listed."""
+    """Return how a schema is listed."""
     if encoded == DELETED:
         return ListedSchema(0, b"", "", DELETED)
     kind, data = _meaning(encoded)
@@ -242,7 +242,7 @@ def _number_of(wanted: ListedSchema, versions: list[ListedSchema]) -> int | None
 
 
 def _begin(versions: list[ListedSchema]) -> int:
-    """The first place after the last deletion."""
+    """Return the first place after the last deletion."""
     return max((number + 1 for number, version in enumerate(versions) if not version.digest), default=0)
 
 
@@ -252,7 +252,7 @@ def _checked(versions: list[ListedSchema]) -> list[ListedSchema]:
 
 
 def _check_definition(schema: Any) -> None:
-    """Raises CommandRefused, as Pulsar does, if a schema by itself is invalid, Invalid if it is too large."""
+    """Raise CommandRefused, as Pulsar does, if a schema by itself is invalid, Invalid if it is too large."""
     if len(schema.data) > MAX_SCHEMA_BYTES:
         raise Invalid(f"a schema has at most {MAX_SCHEMA_BYTES} bytes, not {len(schema.data)}")
     try:
@@ -262,7 +262,7 @@ def _check_definition(schema: Any) -> None:
 
 
 def _check(topic: str, strategy: str, schema: Any, earlier: tuple[int, bytes], effort: Effort) -> None:
-    """Raises CommandRefused if a schema does not go with an earlier one."""
+    """Raise CommandRefused if a schema does not go with an earlier one."""
     try:
         goes = compatible(strategy, schema.type, schema.data, [earlier], effort)
     except TooComplex as error:
@@ -273,13 +273,13 @@ def _check(topic: str, strategy: str, schema: Any, earlier: tuple[int, bytes], e
 
 
 def _meaning(encoded: bytes) -> tuple[int, bytes]:
-    """The part of a schema by which two are the same."""
+    """Return the part of a schema by which two are the same."""
     schema = parse(Schema, encoded)
     return schema.type, schema.data
 
 
 def _encoded(schema: Any) -> bytes:
-    """A schema as it is kept. Raises Invalid if it is too large."""
+    """Return a schema as it is kept. Raises Invalid if it is too large."""
     plain = Schema(name=schema.name, data=schema.data, type=schema.type)
     for pair in schema.properties:
         plain.properties.add(key=pair.key, value=pair.value)

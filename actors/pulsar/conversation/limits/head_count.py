@@ -45,7 +45,7 @@ class HeadCount:
         self._ports, self._directory, self._limits = ports, directory, limits
 
     async def check_producer(self, tp: TopicPartition) -> None:
-        """Raises CommandRefused if there is no room for one more, Unavailable."""
+        """Raise CommandRefused if there is no room for one more, Unavailable."""
         most = self._limits.that_hold(tp.topic).producers if self._limits.any else None
         if most and len((await self._present(tp))["producers"]) >= most:
             raise CommandRefused(ServerError.PRODUCER_BUSY, "Topic reached max producers limit")
@@ -63,7 +63,7 @@ class HeadCount:
             raise CommandRefused(ServerError.CONSUMER_BUSY, "Subscription reached max consumers limit")
 
     async def others(self) -> list[Address]:
-        """Every gateway that runs."""
+        """Return every gateway that runs."""
         told = json.loads((await self._directory.ask_controller(DescribeCluster())).json)
         return [row["address"] for row in told["actors"] if row["kind"] == "gateway" and row["address"]]
 

@@ -22,13 +22,13 @@ not for a megabyte of this one's.
 SENDs of thousands of producers are as many pieces of work, though, and each makes every turn of the event loop longer
 until it is done. A heartbeat takes a dozen of these turns, and an append more: where each takes a second, healthy
 sessions and appends are given up. So a connection with MANY_PRODUCERS has its SENDs taken up
-TURN_OF_MANY at a time; and as nobody but the loop's lateness tells how much is left to do of those before, it rests for
-as long as that wants. With fewer producers several messages of one wait behind its append, and go together: taken up in
-turns they would cost more, and not less.
+TURN_OF_MANY at a time. It then rests for as long as the loop's lateness demands, because nothing else shows how much of
+the earlier work is left. With fewer producers several messages of one wait behind its append, and go together: taken up
+in turns they would cost more, and not less.
 
 Questions cost other actors and threads something as well. So where questions of a connection wait for their turn while
-others speak, each that has its answer makes way for the next one after a rest, and the longer it took, the longer that
-is.
+others speak, the next one begins after a rest when one has its answer. The longer the answer took, the longer is the
+rest.
 """
 
 from __future__ import annotations
@@ -40,41 +40,41 @@ from sluice.actors.ports import Clock, Ports
 from sluice.actors.runtime.signal import Signal
 
 GREETING_BYTES = 64 * 1024
-"""Of a client that was not let in yet so many bytes are read, and no frame of more than that."""
+"""The most bytes that are read of a client before it is let in, and the largest frame until then."""
 PENDING_BYTES = 32 * 1024 * 1024
-"""So many bytes of sends may be under way before a connection is read no further."""
+"""The bytes of sends under way at which a connection is read no further."""
 MOST_REQUESTS = 1_000
-"""So many requests of one connection may be under way before it is read no further."""
+"""The requests of one connection under way at which it is read no further."""
 REQUEST_BYTES = 4 * 1024 * 1024
 """The same in bytes of the requests."""
 MOST_AT_ONCE = 20
-"""So many questions of one connection are asked at once; later ones wait for their turn."""
+"""The number of questions of one connection that are asked at once; later ones wait for their turn."""
 BUFFER_BYTES = 128 * 1024 * 1024
-"""What all connections of a gateway may hold together of sends under way and of frames that are not whole."""
+"""The most bytes that all connections of a gateway hold together, of sends under way and of incomplete frames."""
 OWN_BYTES = 256 * 1024
-"""What a connection may hold of that in any case."""
+"""The bytes of these that a connection may hold in any case."""
 TURN = 50
-"""So many frames are taken up one by one before others have their turn,"""
+"""The number of frames that are taken up one by one before other connections have their turn,"""
 VECTORIZED_TURN = 500
-"""or so many SENDs that are decoded together."""
+"""or of SENDs that are decoded together."""
 TURN_MS = 50
-"""After so long a turn ends, whatever is left of it."""
+"""The time after which a turn ends, whatever is left of it."""
 MANY_PRODUCERS = 2_000
-"""Of whoever has so many,"""
+"""The number of producers from which on a connection has its SENDs taken up TURN_OF_MANY at a time."""
 TURN_OF_MANY = 100
-"""no more SENDs than this are taken up in a turn."""
+"""The most SENDs that a turn of such a connection takes up."""
 SPEAKS_MS = 200
-"""Who has said something within this time is somebody for whom others make room."""
+"""A client that has sent something within this time counts as one for which others make room."""
 REST_MS = 1
-"""A rest has at least this,"""
+"""The least time of a rest;"""
 RESTS = 3
-"""so many times what it is measured by,"""
+"""a rest is this multiple of the time that it is measured by,"""
 MOST_REST_MS = 200
-"""and no more than this: something else may have taken the time;"""
+"""and at most this, because other work may have taken the time;"""
 MOST_REST_OF_MANY_MS = 1_000
-"""or than this, if sends of many producers are under way."""
+"""or at most this, if sends of many producers are under way."""
 MOST_TEXT = 1_000
-"""So many letters of an error's text are said: some repeat what the client sent."""
+"""The most letters of an error's text that are sent: some texts repeat what the client sent."""
 
 
 async def rest(clock: Clock, took: int = 0, most: int = MOST_REST_MS) -> None:
@@ -101,7 +101,7 @@ class Speakers:
         self._last_at = now
 
     def others(self, who: object, now: int) -> bool:
-        """Whether anybody else has said something lately."""
+        """Return whether another client has sent something lately."""
         return now - (self._other_at if who is self._last else self._last_at) < SPEAKS_MS
 
 
@@ -131,7 +131,7 @@ class HeldBytes:
 
 
 class Turn:
-    """One request that is under way. It ends once, even if several callers end it."""
+    """A request that is under way. It ends once, even if several callers end it."""
 
     def __init__(self, intake: Intake, size: int) -> None:
         self._intake, self._size = intake, size
@@ -223,7 +223,7 @@ class Intake:
             self.notify()
 
     def request(self, size: int) -> Turn:
-        """One more request with this number of bytes."""
+        """Begin one more request with this number of bytes."""
         self.requested(1, size)
         return Turn(self, size)
 

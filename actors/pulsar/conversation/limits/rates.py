@@ -60,7 +60,7 @@ class TokenBucket:
     def __init__(self, rate: Rate, now: int) -> None:
         self.rate, self.used = rate, now
         self._most = [float(rate.messages), float(rate.bytes)]
-        """What a period fills: the rate, or this gateway's share of it."""
+        """The amounts that a period fills: the rate, or this gateway's share of it."""
         self._left = list(self._most)
         self._taken, self._since = [0, 0], now
 
@@ -105,7 +105,7 @@ class RateLimiter:
         """The rates of each role; None: any."""
         self._buckets: dict[Limited, TokenBucket] = {}
         self.uses: dict[Limited, Use] = {}
-        """What passed here between the last two looks."""
+        """The amounts that passed here between the last two looks."""
 
     def published(self, passed: Passed) -> int:
         """Count published messages; return for how many ms no more of that partition and client should be taken."""
@@ -116,7 +116,7 @@ class RateLimiter:
         return self._take(passed, False, self.role_dispatch)
 
     def at_once(self, topic: str, role: str, most: int) -> int:
-        """How many messages of a topic may be on their way to one consumer: no more than a period allows."""
+        """Return how many messages of a topic may be on their way to one consumer: no more than a period allows."""
         of_topic = self._limits.that_hold(topic).dispatch_rate if self._limits.any else None
         for rate in (of_topic, self.role_dispatch if role else None):
             if rate is not None and rate.messages > 0:

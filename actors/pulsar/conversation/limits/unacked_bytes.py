@@ -16,7 +16,7 @@ from sluice.actors.ports import Ports
 MOST_BYTES = 256 * 1024 * 1024
 OWN_BYTES = 256 * 1024
 STEP = 1024 * 1024
-"""Those who wait look again whenever so much was given back."""
+"""The bytes given back after which waiting connections look again."""
 
 
 class UnackedBytes:

@@ -23,11 +23,11 @@ SHIFT = 16
 """A run has at most 2**SHIFT rows, and a message as many chunks, so runs of different sequence ids never overlap."""
 MOST_SEQUENCE = (1 << 46) - 1
 MOST_SPANS = 1024
-"""So many stretches of sequence ids are remembered of a producer that skips some; the oldest are forgotten first."""
+"""The stretches of sequence ids remembered of a producer that skips some; the oldest are forgotten first."""
 
 
 def end_of(sequence: int) -> int:
-    """The last sequence at the topic of a client's sequence id."""
+    """Return the last sequence at the topic of a client's sequence id."""
     return (sequence + 1 << SHIFT) - 1
 
 
@@ -63,7 +63,7 @@ class Numbers:
         return self.last >> SHIFT
 
     def cover(self, first: int, last: int) -> bool:
-        """Whether all of these are stored, or were sent by this producer."""
+        """Return whether all of these are stored, or were sent by this producer."""
         if last <= self._stored:
             return True
         number = bisect_right(self._spans, (first, end_of(MOST_SEQUENCE))) - 1

@@ -76,11 +76,11 @@ class ProducerSession(Protocol):
         """Another one has taken its place."""
 
     async def answers(self) -> bool:
-        """Whether the client shows a sign of life soon."""
+        """Return whether the client shows a sign of life soon."""
 
 
 class WireProducer:
-    """One producer of one connection."""
+    """A producer on a connection."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class WireProducer:
         """With deduplication: a frame was refused, and behind it nothing is taken."""
         self.ready = self.closed = False
         self.announced = False
-        """Its client knows that it is there."""
+        """Whether its client knows that it is there."""
 
     async def open(self) -> None:
         """Register at the partition's owner, which may take until others have left. Raises SluiceErrors."""
@@ -154,7 +154,7 @@ class WireProducer:
         self._answer()
 
     def _outgoing(self, group: Group, first: int, size: int) -> Outgoing:
-        """Frames that are published together. first: the sequence of their first row at the topic."""
+        """Return frames that are published together. first: the sequence of their first row at the topic."""
 
         def divide() -> list[Outgoing]:
             sends, batch = group.sends, group.batch
@@ -206,7 +206,7 @@ class WireProducer:
         self._refused, self.ready = True, False
 
     def _is_new(self, send: Send) -> bool:
-        """Whether a frame must be stored. A stored frame gets its receipt, after those of earlier frames.
+        """Return whether a frame must be stored. A stored frame gets its receipt, after those of earlier frames.
 
         Raises MalformedCommand.
         """
@@ -243,7 +243,7 @@ class WireProducer:
         self._part.send(self._outgoing_vectorized(sends, batch, first))
 
     def _outgoing_vectorized(self, sends: Sends, batch: StoredBatch, first: int) -> Outgoing:
-        """The same as `_outgoing`."""
+        """Return the same as `_outgoing`."""
 
         def done(rows: np.ndarray, first: int, error: SluiceError | None) -> None:
             sends.settled, sends.first = True, first
@@ -284,13 +284,13 @@ class WireProducer:
             self._gateway.decoded.add(published_run(at.ledger, at.first_entry, run, batch))
 
     def _first_of(self, sends: Sends) -> int:
-        """The sequence of the first row at the topic."""
+        """Return the sequence of the first row at the topic."""
         if self._deduplicate:
             self._numbers.add_all(sends.sequence, np.maximum(sends.sequence, sends.highest))
         return self._numbered(self._numbers.last, sends.table.num_rows)
 
     def _numbered(self, last: int, count: int) -> int:
-        """The topic's sequence number of the first row. last: with deduplication, the number of the last row."""
+        """Return the topic's sequence number of the first row. last: with deduplication, the number of the last row."""
         if self._deduplicate:
             return last + 1 - count
         first, self._next = self._next, self._next + count
