@@ -1,6 +1,6 @@
 """Prose is read once: docstrings begin with a noun or an imperative, names of tests with a condition.
 
-A script sees only the worst part of the rules in CONTRIBUTING.md, so it counts. The ceilings only go down.
+A script sees only the worst part of the rules in CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ PHRASE = re.compile(
     r"holds? up neither|has (?:the|its) outcome|in the midst|one after the other)\b",
     re.IGNORECASE,
 )
-MOST_OPENINGS, MOST_PHRASES, MOST_TEST_NAMES = 459, 127, 196
 VAGUE = ("take", "begin", "look", "settle", "forget", "tell", "behind", "of")
 """Verbs that say nothing of what happens."""
 MOST_CLASSES = 5
@@ -53,11 +52,11 @@ def phrases(files: tuple[Module, ...]) -> list[str]:
 
 
 def test_docstrings_begin_with_a_noun_or_an_imperative() -> None:
-    assert len(openings(modules())) <= MOST_OPENINGS
+    assert openings(modules()) == []
 
 
 def test_docstrings_have_no_translated_phrases() -> None:
-    assert len(phrases(modules())) <= MOST_PHRASES
+    assert phrases(modules()) == []
 
 
 def test_names_of_tests_begin_with_a_condition() -> None:
@@ -67,7 +66,7 @@ def test_names_of_tests_begin_with_a_condition() -> None:
         for node in ast.walk(file.tree)
         if isinstance(node, FUNCTIONS) and TEST_OPENING.match(node.name)
     ]
-    assert len(named) <= MOST_TEST_NAMES
+    assert named == []
 
 
 @pytest.mark.parametrize("verb", VAGUE)

@@ -92,6 +92,14 @@ JOINING_CHUNKS: list[Mutant] = [
         seed=21,
     ),
     Mutant(
+        name="chunks are dropped whose rest waits in front of a full queue",
+        module=JOINER,
+        old=" or not consumer.has_come(row):",
+        new=":",
+        world=WORLD,
+        test=f"{LARGE}::test_chunks_stay_while_their_last_one_waits_for_a_full_queue",
+    ),
+    Mutant(
         name="chunks that are stored late are confirmed",
         module="sluice.cluster.client.receipts",
         old="if self.until.get(row, now) < now] if self.until else None:",

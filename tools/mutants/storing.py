@@ -357,14 +357,6 @@ STORING: list[Mutant] = [
         test="tests/actors/producer/test_waves.py::test_an_append_that_is_stuck_counts_for_a_while",
     ),
     Mutant(
-        name="chunks are dropped whose rest waits in front of a full queue",
-        module="sluice.cluster.client.chunk_joiner",
-        old="        if not waits and self._sent_to(row) > consumer.came():\n",
-        new="        if not waits and self._sent_to(row) < 0:\n",
-        world="broker",
-        test="tests/cluster/client/test_chunks.py::test_chunks_stay_while_their_last_one_waits_for_a_full_queue",
-    ),
-    Mutant(
         name="neighbouring slices are joined in any order",
         module="sluice.storage.format.batch",
         old="        if pieces and pieces[-1][0] is whole and pieces[-1][2] == start:\n",

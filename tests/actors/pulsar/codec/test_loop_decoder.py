@@ -22,7 +22,7 @@ def agree(given_frames: list[tuple[int, bytes]]) -> dict[int, Any]:
             continue
         alone = one_by_one([one for number, one in given_frames if number == producer])
         (group,) = decode_sends(alone, now=NOW, producer="till")
-        made = sends.run("till", NOW)
+        made = sends.run("till", lambda: NOW)
         names = group.batch.rows.schema.names
         assert made.rows.select(names).to_pylist() == group.batch.rows.to_pylist()
         assert all(column.null_count == len(made) for column in made.rows.drop_columns(names).columns)
