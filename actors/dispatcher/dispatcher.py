@@ -447,7 +447,7 @@ class Components:
             recorder.remark(self.context.core, text)
 
     async def _tend_backlog(self) -> None:
-        """Search open positions and expire old messages regularly, while some message is not done. Raises SluiceError."""
+        """Search open positions and expire old messages, regularly while messages are not done. Raises SluiceError."""
         self.open_positions.search()
         await self.seeker.expire_old()
 

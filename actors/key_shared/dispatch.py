@@ -337,7 +337,7 @@ class KeySharedDispatcher:
         return nacks.snapshot(self._core)
 
     def clock_was_set(self, by: int) -> None:
-        """Move the times of redelivery delays by so many ms, as the clock of every `now` was: the rest of each stays."""
+        """Move the times of redelivery delays by so many ms, as the clock of `now` was: the rest of each stays."""
         nacks.clock_was_set(self._core, by)
 
     def delays_redeliveries(self) -> bool:
