@@ -433,7 +433,7 @@ class Topic(Actor):
             raise Invalid(f"a run holds at most {MAX_RUN_BYTES} bytes, not {request.payload.size}")
 
     async def _check(self, request: Publish | PublishMany | PublishResults) -> tuple[Run, StoredBatch]:
-        """Return the run of a request with its payload, and its rows. Raises Invalid; Unavailable without its handle."""
+        """Return the run of a request with its payload, and its rows. Raises Invalid, Unavailable."""
         payload = request.payload.data
         if payload is None:
             payload = await self.ports.net.fetch(request.payload)
