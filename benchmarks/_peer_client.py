@@ -153,7 +153,7 @@ DOINGS: dict[str, Callable[..., dict[str, Any]]] = {"paced": paced, "send": send
 
 
 def serve(link: SluiceLink) -> None:
-    """Answer commands until there are no more."""
+    """Answer commands until the input ends."""
     for line in sys.stdin:
         wanted = json.loads(line)
         do, began, cpu = wanted.pop("do"), time.time(), time.process_time()

@@ -28,7 +28,7 @@ START_S = 120
 
 
 class Missing(Exception):
-    """Something is not installed; says what, and how to get it."""
+    """An error: something is not installed. The message names it, and how to get it."""
 
 
 class Side:
@@ -44,11 +44,11 @@ class Side:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Returns when clients can come. Raises Missing, RuntimeError."""
+        """Start the broker; return when clients can connect. Raises Missing, RuntimeError."""
         raise NotImplementedError
 
     def make_topic(self, topic: str, partitions: int) -> str:
-        """Its full name, made if clients do not make it."""
+        """Make a topic, unless the broker's clients make it, and return its full name."""
         return topic
 
     def cpu(self) -> float:
@@ -60,7 +60,7 @@ class Side:
         return sum(map(_resident, self.processes()))
 
     def threads(self) -> dict[str, tuple[float, float]]:
-        """Of each thread of its processes, seconds in which it ran, and in which it waited for a processor, so far."""
+        """Return, by thread of the broker, the seconds for which it ran, and for which it waited for a processor."""
         found = {}
         for process in self.processes():
             for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):

@@ -15,7 +15,9 @@ MOST = 14
 
 @dataclass(frozen=True, slots=True)
 class ThreadTime:
-    """So far. is_main: it is the first of its process. waits: how often it gave up the processor to wait."""
+    """The processor time of a thread so far. is_main: the thread is the first of its process. waits: how often it gave
+    up the processor to wait.
+    """
 
     process: str
     is_main: bool

@@ -1,4 +1,4 @@
-"""What handlers of a pool wrote down of their calls, and what follows from it.
+"""The calls of a pool's handlers, as the handlers wrote them down, and what follows from them.
 
 A handler writes when a call begins and when it ends, each with one `write`, so that a SIGKILL takes nothing of it. A
 call without an end lasted until its process was killed.
@@ -28,7 +28,7 @@ Calls = npt.NDArray[Any]
 
 
 class CallRecorder:
-    """In a handler: `begin`, then `end`. One file for each worker, named by its process."""
+    """A recorder in a handler: `begin`, then `end`. One file for each worker, named by its process."""
 
     def __init__(self, folder: str, node: str = "") -> None:
         name = f"{os.getpid()}-{time.monotonic_ns()}-{node or 'here'}"
@@ -45,7 +45,7 @@ class CallRecorder:
 
 
 def nodes_of(folder: Path) -> set[str]:
-    """Where workers ran that wrote something."""
+    """Return the nodes on whose workers a handler wrote something."""
     return {path.name.split("-")[2] for path in folder.iterdir()}
 
 
@@ -69,9 +69,10 @@ def written(folder: Path, deaths: Mapping[int, int]) -> Calls:
 
 
 def judged(calls: Calls, deaths: Mapping[int, int], keys: int, messages: int) -> dict[str, int]:
-    """Counts, of which `lost`, `out_of_order`, `beside_another` and `again_unexplained` are to be 0.
+    """Count the calls and their defects: `lost`, `out_of_order`, `beside_another` and `again_unexplained` are to be 0.
 
-    Message n has key n % keys and is number n // keys of it. again: calls for a message that was called for before.
+    Message n has key n % keys and is number n // keys of that key. again: calls for a message that was called for
+    before.
     """
     calls = calls[np.lexsort((calls["begin"], calls["key"]))]
     same_key = calls["key"][1:] == calls["key"][:-1]

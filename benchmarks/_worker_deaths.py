@@ -148,7 +148,7 @@ def _backlog(client: Client) -> int:
 
 
 def stored_numbers(client: Client, topic: str, keys: int) -> list[Any]:
-    """By partition, the number of the message that each result was made of, in order."""
+    """Return by partition the number of the message that each result was made of, in order."""
     found: dict[int, list[Any]] = {}
     for piece in client.stored(topic):
         for part in client.read(topic, piece):

@@ -2,14 +2,14 @@
 
     python benchmarks/dispatch.py [--small] [--messages N] [--queue N] [--nack-order]
 
-Each case reads forward in batches of 10,000, routes them, and lets every consumer acknowledge its messages in groups
-of at most 1,000 (`--queue`), as a consumer with a queue of that size does. So 256 consumers have 26 times as many
-messages in flight as one, which is more memory than the caches of a core hold; `--queue 40` compares all cases at about
-equal messages in flight. Reading obeys `room`. The draining cases begin with so many hashes draining: one message of
-each is held by consumers that stay, and newcomers own the hashes now; of those hashes one message in a hundred is
-published on, so that blocked messages wait and are asked about. Keys are equally likely. The sentinel is on, as always.
-With `--nack-order` each case without draining is run with `nack_order=key` as well, one after the other, and
-`plain_to_nack_order` is how many times as fast it is without; nothing is given back.
+Each case reads forward in batches of 10,000, routes them, and lets every consumer acknowledge its messages in groups of
+at most 1,000 (`--queue`), as a consumer with a queue of that size does. So 256 consumers have 26 times as many messages
+in flight as one, which is more memory than the caches of a core hold; `--queue 40` compares all cases at about equal
+messages in flight. Reading obeys `room`. The draining cases begin with a number of draining hashes: consumers that stay
+hold one message of each, and newcomers own the hashes now. One message in a hundred is published to those hashes, so
+that blocked messages wait and are looked up. Keys are equally likely. The sentinel is on, as always. With
+`--nack-order` each case without draining is also run with `nack_order=key`, in turn with runs without it.
+`plain_to_nack_order` is how many times as fast the case is without; nothing is given back.
 
 The result is one JSON object on standard output. `messages_per_second` counts append, route and acknowledge together,
 against processor time (the decisions never wait), the best of the repetitions. `messages_per_second_cut` counts also
@@ -61,7 +61,7 @@ def join(dispatch: KeySharedDispatcher, number: int) -> int:
 
 
 def by_hash(dispatch: KeySharedDispatcher, masked: Column) -> npt.NDArray[np.int64]:
-    """For each reduced hash the index of one key that has it, -1 for none."""
+    """Return for each reduced hash the index of one key that has it, -1 for none."""
     where = np.full(65536, -1, np.int64)
     where[dispatch.reduce(masked)] = np.arange(len(masked))
     return where
@@ -119,7 +119,7 @@ class Consumers:
         return [group for consumer in full for group in self.empty(consumer)]
 
     def empty(self, consumer: int) -> list[tuple[Positions, int]]:
-        """Everything that this consumer has."""
+        """Take everything that this consumer has."""
         parts, self.queues[consumer], self.held[consumer] = self.queues[consumer], [], 0
         if not parts:
             return []

@@ -1,17 +1,17 @@
-"""What it costs to read a topic's past from the object store, against bookies in the same run.
+"""Measures what it costs to read a topic's past from the object store, against bookies in the same run.
 
     .venv/bin/python -m benchmarks.history [--messages N] [--bytes N] [--keys N] [--delay-ms N] [--server] [--folder F]
 
-A cluster in this process has one partition with so many messages. A Key_Shared subscription of one consumer reads and
-acknowledges all of them from the first on
+A cluster in this process has one partition with `--messages` messages. A Key_Shared subscription of one consumer reads
+and acknowledges all of them from the first on
 
     bookies  where they lie on three bookies, with two copies each
     store    after every ledger but the newest has left, from a folder, or with --server from an S3 server beside it
     slow     the same, with --delay-ms added to each request
 
-Between these the cluster is started anew, so that it has nothing in memory. Each time every message is compared: that
-it is there once, with its id, key, properties and the number in its payload, and that those of a key come in order. The
-seconds are on the clock, from the subscription to the last message; what compares them is not counted. Bytes are the
+Between these the cluster is restarted, so that it has nothing in memory. Each time every message is compared: it must
+be there once, with its id, key, properties and the number in its payload, and the messages of a key must come in order.
+The seconds are on the clock, from the subscription to the last message; the comparison is not counted. Bytes are the
 sizes of files: of the bookies when the ledgers have left and their segments are compacted. The last line is JSON.
 """
 
@@ -199,7 +199,7 @@ def left(client: Any) -> bool:
 
 @contextmanager
 def slowed(milliseconds: int) -> Iterator[None]:
-    """Each request for objects takes so much longer."""
+    """Make each request for objects take so many milliseconds longer."""
 
     def slow(get: Any) -> Any:
         def later(*arguments: Any) -> bytes:
@@ -218,7 +218,7 @@ def size_of(folder: Path) -> int:
 
 
 def least_size_of(folder: Path, patience_s: float = 120.0) -> int:
-    """The same, when it has not become less for ten seconds: bookies compact their segments one after the other."""
+    """Return the size once it has not become less for ten seconds: the bookies compact their segments in turn."""
     best, since, until = size_of(folder), time.monotonic(), time.monotonic() + patience_s
     while time.monotonic() < min(since + 10, until):
         time.sleep(0.5)

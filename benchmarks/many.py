@@ -1,4 +1,4 @@
-"""What many of something cost: topics, partitions of a topic, consumers of a subscription; with Pulsar beside it.
+"""Measures what many topics, partitions of a topic or consumers of a subscription cost, with Pulsar beside it.
 
     .venv/bin/python benchmarks/many.py [--work topics,partitions,consumers,unused,existing,silence]
                                         [--sides embedded,ray,pulsar]
@@ -7,7 +7,8 @@
 
 All use the same Python client of Pulsar, and each number has a broker of its own, started for it. `embedded` is Sluice
 in one process, `ray` is Sluice in many; Pulsar is its binary distribution, unpacked in the folder that --pulsar or
-SLUICE_PULSAR_HOME names. What is not there is said in one line and left out. Needs the packages of the extra `peers`.
+SLUICE_PULSAR_HOME names. A side that is not there is named in one line and left out. Needs the packages of the extra
+`peers`.
 
     topics      topics of one partition, each with a Key_Shared consumer and a producer
     partitions  one topic, one Key_Shared consumer, single messages
@@ -65,7 +66,7 @@ Figures = dict[str, float]
 
 
 class Meter:
-    """What a piece of work takes of a broker. each: by how many its figures are divided."""
+    """A meter of what a piece of work takes of a broker. each: the number by which the figures are divided."""
 
     def __init__(self, side: Side, each: int) -> None:
         self._side, self._each = side, each
@@ -138,7 +139,7 @@ def partitions(side: Side, client: pulsar.Client, number: int, options: argparse
 
 
 def consumers(side: Side, client: pulsar.Client, number: int, options: argparse.Namespace) -> Iterator[Figures]:
-    """As many consumers of one subscription; the last tenth of them is what one more costs."""
+    """Attach `number` consumers to one subscription; the last tenth of them is what one more costs."""
     name = side.make_topic(f"shared-{number}", 1)
     before, last = side.memory(), max(number // 10, 1)
     attached = [_subscribe(client, name, 10) for _ in range(number - last)]
@@ -149,7 +150,7 @@ def consumers(side: Side, client: pulsar.Client, number: int, options: argparse.
 
 
 def unused(side: Side, _: pulsar.Client, number: int, options: argparse.Namespace) -> Iterator[Figures]:
-    """As many topics that are made and not used. A restart is measured from the end of the broker before it."""
+    """Make `number` topics and do not use them. A restart is measured from the end of the broker before it."""
     before, meter = side.memory(), Meter(side, number)
     names = [side.make_topic(f"unused-{one}", 1) for one in range(number)]
     yield {"create_ms": meter.ms(), "create_cpu_ms": meter.cpu_ms()}
@@ -201,7 +202,7 @@ def existing(number: int, folder: Path) -> Figures:
 
 
 def silence(side: Side, _: pulsar.Client, number: int, options: argparse.Namespace) -> Iterator[Figures]:
-    """As many producers and consumers of one topic at full speed; each consumer's waits for the next message."""
+    """Run `number` producers and consumers of one topic at full speed, and measure how long each consumer waits."""
     name = side.make_topic(f"full-{number}", 4)
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2 * number, mp_context=spawn) as pool:
@@ -226,7 +227,7 @@ def silence(side: Side, _: pulsar.Client, number: int, options: argparse.Namespa
 def _busiest(
     before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]], seconds: float
 ) -> tuple[float, float]:
-    """Of the thread of a broker that did most, the shares of the time in which it worked, and waited for its turn."""
+    """Return the shares of the time in which a broker's busiest thread worked, and waited for its turn."""
     shares = []
     for thread, (ran, waited) in after.items():
         known = before.get(thread, (0.0, 0.0))
@@ -311,7 +312,7 @@ def _side(name: str, folder: Path, options: argparse.Namespace) -> Side:
 
 
 def play(work: str, name: str, number: int, options: argparse.Namespace) -> Figures:
-    """One work on a broker of its own. Raises Missing."""
+    """Play one work on a broker of its own. Raises Missing."""
     with tempfile.TemporaryDirectory(prefix="sluice-many-") as folder:
         if work == "existing":
             return existing(number, Path(folder))

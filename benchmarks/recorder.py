@@ -49,7 +49,7 @@ class Side:
         self._ends: dict[str, tuple[Any, Any]] = {}
 
     def ends(self, topic: str) -> tuple[Any, Any]:
-        """Its producer and its consumer."""
+        """Return the producer and the consumer of a topic, made at the first call."""
         if topic not in self._ends:
             self.client.create_topic(topic, 4)
             consumer = self._stack.enter_context(
@@ -66,7 +66,7 @@ class Side:
 
 
 def alone(side: Side, messages: int) -> None:
-    """One after the other."""
+    """Send, receive and acknowledge each message before the next one is sent."""
     producer, consumer = side.ends("alone")
     for number in range(messages):
         producer.send(PAYLOAD, partition_key=f"key-{number % KEYS}")
@@ -90,7 +90,7 @@ def callers(side: Side, messages: int) -> None:
 
 
 def singles(side: Side, messages: int) -> None:
-    """As fast as one thread can, one by one."""
+    """Send single messages as fast as one thread can, then receive them."""
     producer, consumer = side.ends("singles")
     for number in range(messages):
         producer.send_async(PAYLOAD, partition_key=f"key-{number % KEYS}")
@@ -99,7 +99,7 @@ def singles(side: Side, messages: int) -> None:
 
 
 def batches(side: Side, messages: int) -> None:
-    """In columns."""
+    """Send and receive in columns."""
     producer, consumer = side.ends("batches")
     names = pa.array([f"key-{key}" for key in range(KEYS)])
     rng = np.random.default_rng(1)

@@ -25,7 +25,9 @@ from sluice.cluster.launch import launch
 
 
 def measure(client: Client, messages: int, alone: int, partitions: int, keys: int) -> dict[str, Any]:
-    """Send, receive and acknowledge `alone` of 100 bytes one after the other, then send and then receive `messages`."""
+    """Send, receive and acknowledge `alone` messages of 100 bytes, each before the next. Then send, and then receive,
+    `messages` more.
+    """
     client.create_topic("singles", partitions)
     consumer = client.subscribe("singles", "s", initial_position="earliest", receiver_queue_size=100_000)
     producer = client.create_producer("singles")
@@ -71,7 +73,7 @@ def _by_process(work: Callable[[], None], messages: int) -> dict[str, Any]:
 
 
 def _cpu_seconds() -> dict[str, float]:
-    """So far, of this process and of every host."""
+    """Return the processor seconds so far of this process and of every host."""
     import ray
 
     hosts = [(row["name"], ray.get_actor(row["name"], row["namespace"])) for row in ray.util.list_named_actors(True)]

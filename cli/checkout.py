@@ -96,10 +96,11 @@ def site(context: typer.Context) -> int:
 
 
 def hand_over(command: list[str], folder: Path | None = None) -> int:
-    """Run a command to its end, in a folder if one is given; returns its exit code.
+    """Run a command to its end, in a folder if one is given; return its exit code.
 
-    It may have started a cluster: whoever is interrupted waits until it has cleaned up. A Ctrl-C comes to both; of a
-    termination, which comes to this process alone, the other is told. A second one ends it at once.
+    The command may have started a cluster, so an interruption waits until the command has cleaned up. A Ctrl-C reaches
+    both processes. A termination reaches this process alone, which passes it on. A second interruption ends the command
+    at once.
     """
     with subprocess.Popen(command, cwd=folder) as child:
         try:

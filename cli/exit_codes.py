@@ -1,4 +1,4 @@
-"""From what a command did to what the shell sees: the exit code, and one line when something went wrong."""
+"""The exit code of a command for the shell, and one line when something went wrong."""
 
 from __future__ import annotations
 

@@ -313,7 +313,9 @@ def _cluster(address: str | None) -> dict[str, Any]:
 
 
 def _beside_a_cluster(data_dir: Path | None) -> Path | None:
-    """Where the data of the run go. A folder on which a cluster runs says which cluster, and not where they go."""
+    """Return the folder for the data of the run; None for a folder on which a cluster runs, which only names that
+    cluster.
+    """
     from sluice.cluster.launch import discovery
 
     if data_dir is None or not (data_dir.is_dir() and discovery.find(data_dir)):
@@ -373,7 +375,7 @@ def _flood(**options: object) -> int:
 
 
 def _check_writable(path: Path) -> None:
-    """Before a run of minutes, not after it. Raises Invalid where no file can be written."""
+    """Check, before a run of minutes and not after it, that a file can be written. Raises Invalid."""
     if not path.parent.is_dir():
         raise Invalid(f"cannot write {path}: there is no folder {path.parent}")
     if path.is_dir():

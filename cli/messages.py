@@ -164,7 +164,7 @@ def _split(text: bytes, key: str | None, separator: str | None) -> tuple[bytes |
 
 
 def _received(consumer: Consumer, count: int, patience: int | None) -> Iterator[Message]:
-    """Up to `count` messages (0: no end) as they come; ends when none came for `patience` milliseconds."""
+    """Yield up to `count` messages (0: no end) as they come; end when none came for `patience` milliseconds."""
     batches = consumer.batches(patience)
     messages = (message for batch in batches for message in batch.messages())
     return islice(messages, count or None)

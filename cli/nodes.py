@@ -56,7 +56,7 @@ def uncordon(target: Target, node: NodeArgument) -> None:
 
 
 def _wait(client: Client, told: dict[str, Any]) -> None:
-    """Until nothing is left there; says what still is, when that changes. Raises Conflict if it is used again."""
+    """Wait until the node is empty; print what is left when that changes. Raises Conflict if it is used again."""
     from sluice.storage.errors import Conflict, Unavailable
 
     node, said = told["node"], ""

@@ -1,4 +1,4 @@
-"""Where output is said: answers as a table for people or JSON for programs, remarks on standard error."""
+"""Prints answers as a table for people or as JSON for programs, and remarks on standard error."""
 
 from __future__ import annotations
 

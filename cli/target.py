@@ -1,6 +1,7 @@
-"""What nearly every command is given: a topic or a subscription of it, how to print, and where the cluster is.
+"""The options of nearly every command: a topic or a subscription of it, how to print, and where the cluster is.
 
-A command that is decorated with `takes` has these as one `Target`, its first parameter; its others are its own options.
+A command that is decorated with `takes` gets them as one `Target`, its first parameter. The other parameters are the
+command's own options.
 """
 
 from __future__ import annotations

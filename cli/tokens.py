@@ -32,7 +32,7 @@ def create(
     audience: Annotated[str, typer.Option("--audience", help="For which audience it is.")] = "",
     issuer: Annotated[str, typer.Option("--issuer", help="From which issuer it is.")] = "",
 ) -> None:
-    """Print a token for a role. Whoever has it is that role: hand it over as you would a password."""
+    """Print a token for a role. Its bearer has that role: hand the token over as you would a password."""
     from sluice.cluster.gateway.tokens import SUBJECT, make_token
     from sluice.cluster.settings.config import parse_duration
     from sluice.storage.errors import Invalid

@@ -1,4 +1,4 @@
-"""A person who waits is told why: the alarms of the cluster, and the last answer that was no answer."""
+"""The reasons that a waiting person sees: the alarms of the cluster, and the last answer that was no answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sluice.cluster.client.client import Client
 
 LOOK_SECONDS = 3.0
-"""How long nothing may move before the user is told, and how often it is looked at again."""
+"""How long nothing may move before the user sees why, and how often the command looks again."""
 
 
 class Waiting:
@@ -29,7 +29,7 @@ class Waiting:
         self._thread = threading.Thread(target=self._watch, name="waiting", daemon=True)
 
     def moved(self) -> None:
-        """Something happened; the wait begins again."""
+        """Note that something happened: the wait begins again."""
         self._moved = True
 
     def _watch(self) -> None:

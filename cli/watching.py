@@ -65,7 +65,7 @@ class Server:
         return f"{where}#token={self._http.token}"
 
     def subscriptions(self) -> dict[str, list[str]]:
-        """Those of every topic. Raises Unavailable if the cluster does not answer."""
+        """Return the subscriptions of every topic. Raises Unavailable if the cluster does not answer."""
         return dict(self._http.ask("GET", "/watch/subscriptions"))
 
     def choose(self, topic: str, subscription: str) -> tuple[str, str]:
@@ -122,7 +122,7 @@ def show_text(server: Server, topic: str, subscription: str) -> None:
 
 
 def _print_text(console: Any, title: str, events: Iterable[tuple[str, Any]]) -> None:
-    """Where nothing can be redrawn: what happens at once, and a picture every few seconds."""
+    """Print events at once, and a picture every few seconds, to an output that cannot be redrawn."""
     shown: int | None = None
     for name, data in events:
         if name != "picture":
@@ -134,7 +134,7 @@ def _print_text(console: Any, title: str, events: Iterable[tuple[str, Any]]) -> 
 
 
 def _once(events: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The same without trouble that goes on, which is told in every round."""
+    """Yield the events without repeated trouble, which comes with every round."""
     trouble = None
     for name, data in events:
         if name == "trouble" and data == trouble:

@@ -122,7 +122,7 @@ def scale(
     workers: Annotated[int, typer.Argument(min=1, max=1_000, help="How many there are to be at the least.")],
     most: Annotated[int | None, typer.Argument(min=1, max=1_000, help="At the most. Default: as many.")] = None,
 ) -> None:
-    """Let a pool have so many workers. Its program's own numbers hold again when that starts it anew."""
+    """Set how many workers a pool has. Its program's own numbers hold again when the program restarts the pool."""
     from sluice.cluster.workers.registry import scale as scale_pool
 
     with target.join() as client:
@@ -149,7 +149,7 @@ def drain(
 
 
 def _wait_for_end(name: str, row: Callable[[], dict[str, Any]]) -> None:
-    """Until there is no such pool. Raises Conflict if somebody has started it again, which nobody wants to end."""
+    """Wait until the pool has ended. Raises Conflict if it was started again, because nobody wants that one to end."""
     from sluice.storage.errors import Conflict, NotFound
 
     told = ""

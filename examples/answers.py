@@ -23,7 +23,7 @@ balances: dict[str, int] = {}
 
 
 def book(message: sluice.Message) -> sluice.Result:
-    """In a worker: each call of a customer comes after the one before it."""
+    """Book an amount in a worker: each call of a customer comes after the one before it."""
     customer, amount = message.partition_key(), int(message.data())
     balances[customer] = balances.get(customer, 0) + amount
     return sluice.Result(str(balances[customer]), properties=message.properties())

@@ -31,7 +31,7 @@ def invoices_of(order: Message) -> Iterator[str]:
 
 
 def booking_of(invoice: Message) -> sluice.Result:
-    """What goes to the books, in order of the account. The id of the message is the same whenever it comes again."""
+    """Return what goes to the books, in order of the account. The message's id is the same each time it comes."""
     text = invoice.data().decode()
     account = f"account-{int(text.split()[1]) % 2}"
     return sluice.Result(text, key=account, properties={"invoice": str(invoice.message_id())})

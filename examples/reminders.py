@@ -14,7 +14,7 @@ DUE = {"invoice-1": timedelta(seconds=1), "invoice-2": timedelta(hours=1), "invo
 
 
 def main() -> None:
-    """Ask to be reminded of three invoices, of which one is paid in time."""
+    """Ask to be reminded of three invoices. One of them is paid in time."""
     with sluice.connect(embedded=True) as client:  # its data lies in a temporary folder
         client.create_topic("reminders", partitions=2)
         consumer = client.subscribe("reminders", "dunning")

@@ -39,7 +39,7 @@ class Score:
         self.scoring = serve.get_app_handle("scoring")
 
     async def __call__(self, message: Message) -> str:
-        """Returns what is published: the payment, its score, and who scored it."""
+        """Return what is published: the payment, its score, and the process that scored it."""
         process, score = await self.scoring.remote(int(message.data()))
         return f"{message.data().decode()} {score:.3f} {process}"
 

@@ -1,4 +1,4 @@
-"""Rules for every test: only tests that say so start Ray, and nobody's own configuration gets in."""
+"""Rules for every test: only marked tests start Ray, and no configuration of the machine's user gets in."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ for _name in [name for name in os.environ if name.startswith("SLUICE_")]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--all`: with the tests that only a release runs."""
+    """Add `--all`, which includes the tests that only a release runs."""
     parser.addoption("--all", action="store_true", dest="release", help="also run the tests marked `release`")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only a release runs, unless it was asked for."""
+    """Leave out the tests that only a release runs, unless `--all` asks for them."""
     if config.getoption("release"):
         return
     left_out = [item for item in items if item.get_closest_marker("release")]
@@ -43,9 +43,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What imports and collected tests made stays to the end: the collector of cycles need not look at it every time.
+    """Freeze the objects that imports and collected tests made, so that the cycle collector skips them.
 
-    Of tests that make much in the simulated world this takes a tenth of the time.
+    This saves a tenth of the processor time of tests in the simulated world.
     """
     gc.collect()
     gc.freeze()
@@ -53,13 +53,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes | None:
-    """Files are dealt by whether they start a cluster; see tests.lanes."""
+    """Return the scheduler that deals files by whether they start a cluster; see tests.lanes."""
     return Lanes(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)
 def _no_ray_by_accident(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A test without the mark `ray` cannot start or join a Ray cluster: that costs seconds and hides dependencies."""
+    """Keep a test without the mark `ray` from a Ray cluster, which costs seconds and hides dependencies."""
     if request.node.get_closest_marker("ray") is not None:
         yield
         return

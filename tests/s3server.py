@@ -1,8 +1,8 @@
-"""A real S3 server process for tests: MinIO where it can be had, else ministack. Started on a free loopback port.
+"""A real S3 server process for tests, on a free loopback port: MinIO if it is installed, else ministack.
 
-MinIO is looked for on PATH, in the variable SLUICE_MINIO and in `.cache/bin` of the repository (deploy/s3/README.md
-says how to build it there). It is used over its API alone. ministack comes with the development dependencies; it is
-an emulator, accepts any credentials, and keeps objects across a kill only when they are written once.
+The tests look for MinIO on PATH, in the variable SLUICE_MINIO and in `.cache/bin` of the repository
+(deploy/s3/README.md says how to build it there), and use it over its API alone. ministack comes with the development
+dependencies. It is an emulator, accepts any credentials, and keeps objects across a kill only if they are written once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def minio_binary() -> str | None:
-    """Where MinIO is, or None."""
+    """Return the path of MinIO's binary, or None."""
     named = os.environ.get("SLUICE_MINIO")
     if named:
         return named
@@ -43,18 +43,18 @@ def minio_binary() -> str | None:
 
 
 def ministack_binary() -> str | None:
-    """Where ministack is, or None."""
+    """Return the path of ministack, or None."""
     beside = Path(sys.executable).parent / "ministack"
     return str(beside) if beside.exists() else shutil.which("ministack")
 
 
 def available_kinds() -> list[str]:
-    """The servers that can be started here, best first."""
+    """Return the servers that can be started here, best first."""
     return [kind for kind, path in (("minio", minio_binary()), ("ministack", ministack_binary())) if path]
 
 
 class S3Server:
-    """One server process over one folder. It can be killed and started again with the same port and data."""
+    """A server process over one folder. It can be killed and started again with the same port and data."""
 
     def __init__(self, kind: str, folder: Path, machine: Machine | None = None) -> None:
         """machine: where it runs and listens; without one here, on the loopback."""
@@ -89,7 +89,7 @@ class S3Server:
         return None if self._process is None else self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL: no chance to write anything. Fine if it does not run."""
+        """Send SIGKILL, which leaves no chance to write anything. Fine if the server does not run."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -97,18 +97,18 @@ class S3Server:
             self._process = None
 
     def pause(self) -> None:
-        """SIGSTOP: it keeps its connections and answers nothing."""
+        """Send SIGSTOP: the server keeps its connections and answers nothing."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGCONT)
 
     def client(self) -> Any:
-        """A plain boto3 client with the server's credentials."""
+        """Return a plain boto3 client with the server's credentials."""
         return boto3.client(
             "s3",
             endpoint_url=self.endpoint,
@@ -158,7 +158,7 @@ class S3Server:
 
 @pytest.fixture(scope="session", params=available_kinds() or ["none"])
 def s3_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A running server of each kind that can be had here, once per session."""
+    """A running server of each kind that is installed, once per session."""
     if request.param == "none":
         pytest.skip("neither MinIO nor ministack is installed")
     server = S3Server(request.param, tmp_path_factory.mktemp(request.param))
@@ -171,7 +171,7 @@ def s3_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def s3_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's credentials where boto3's own chain finds them, and nothing else of this machine."""
+    """Give boto3's own chain the server's credentials, and hide all others of this machine."""
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)

@@ -1,4 +1,4 @@
-"""The programs in examples/ run as they stand, and do what they say."""
+"""The programs in examples/ run as they stand, and print what they promise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 def run(name: str, folder: Path) -> list[str]:
-    """What an example prints."""
+    """Run an example, and return the lines that it prints."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / name)],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""The Python examples of every page run as they stand there, twice in one folder, and so do commands of pages."""
+"""The Python examples of every page run as they stand there, twice in one folder. The commands of pages run too."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLUICE = f"{shlex.quote(sys.executable)} -c 'from sluice.cli import main; main()
 
 
 def examples(page: str) -> list[str]:
-    """The Python programs that a page shows."""
+    """Return the Python programs that a page shows."""
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
@@ -59,13 +59,16 @@ POOL: Example = ("docs/workers.md", 2)
 
 
 def pages() -> list[str]:
-    """Every page with a Python program, decisions included."""
+    """Return every page with a Python program, decisions included."""
     found = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*.md")]
     return sorted(str(page.relative_to(ROOT)) for page in found if examples(str(page)))
 
 
 def environment(folder: Path, session: str = "") -> dict[str, str]:
-    """An empty home and no setting of Ray, as after a first login. session: the folder for Ray's files."""
+    """Return an environment without any setting of Ray, with an empty home, as after a first login.
+
+    session: the folder for Ray's files.
+    """
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLUICE_"))}
     (folder / "home").mkdir(exist_ok=True)
     short = {"RAY_TMPDIR": session} if session else {}
@@ -73,7 +76,7 @@ def environment(folder: Path, session: str = "") -> dict[str, str]:
 
 
 def run(example: Example, folder: Path, session: str = "") -> str:
-    """Run a program as it stands on its page, from a file; it ends well. Returns its standard output."""
+    """Run a program as it stands on its page, from a file, to a good end. Return its standard output."""
     page, number = example
     program = folder / "program.py"
     program.write_text(examples(page)[number], encoding="utf-8")
@@ -115,7 +118,7 @@ def test_the_workers_of_their_page_keep_the_order(tmp_path: Path) -> None:
 
 
 def test_the_queue_of_the_python_page_runs_twice(tmp_path: Path) -> None:
-    """In a Ray of the program's own, which ends with it: the second run finds what is left of the first one."""
+    """Each run has a Ray of its own, which ends with it. The second run finds the messages that the first one left."""
     sessions: list[str] = []
     session = short_folder(sessions)
     try:
@@ -146,7 +149,7 @@ def test_a_pool_that_outlives_its_program_starts_twice(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_the_metadata_goes_on(tmp_path: Path) -> None:
-    """As the page of running a cluster says: what was done since comes again, of ledgers that the copy knows."""
+    """By the page about running a cluster, messages done since the copy come again, of ledgers that the copy knows."""
     _, _, section = (ROOT / "docs/running-a-cluster.md").read_text(encoding="utf-8").partition("## Backups")
     (command,) = [line.strip() for line in section.splitlines() if line.startswith("    ")]
     data = tmp_path / "sluice-data"
@@ -172,7 +175,7 @@ def test_a_copy_of_the_metadata_goes_on(tmp_path: Path) -> None:
 
 
 def typed(commands: str, folder: Path) -> str:
-    """What these lines print if each of them ends well. A cluster that they left running is ended."""
+    """Return the output of these lines, which must all end well. End a cluster that they left running."""
     environ = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     command = ["sh", "-e", "-c", commands]
     try:
@@ -200,7 +203,7 @@ def test_the_commands_of_a_cluster_that_stays_answer(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_the_commands_of_the_history_page_answer(tmp_path: Path) -> None:
-    """From a topic to SQL: what has left and what is still with the broker, and then without a broker."""
+    """The commands lead from a topic to SQL: first with messages in and out of the broker, then without a broker."""
     (block,) = re.findall(r"```shell\n(.*?)```", (ROOT / "docs" / "history.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(block.splitlines()) <= 8
     said = typed(block.replace("./sluice", SLUICE).replace(f"{SLUICE} sql", f"{SLUICE} sql --json"), tmp_path)

@@ -1,7 +1,7 @@
 """The bootstrap `./sluice`, with a made-up uv and made-up Pythons, so that nothing is downloaded.
 
-The made-up uv counts its installations in a file beside the checkout. What the real tools do with it is seen when the
-whole suite is run through `./sluice test` in a fresh clone.
+The made-up uv records its installations in a file beside the checkout. `./sluice test` in a fresh clone shows what the
+real tools do.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 class Checkout:
-    """A folder with the bootstrap in it, and the environment to start it in."""
+    """A folder with the bootstrap, and the environment in which it starts."""
 
     def __init__(self, folder: Path, tools: Path) -> None:
         self.folder = folder
@@ -63,7 +63,7 @@ class Checkout:
         }
 
     def start(self, *arguments: str, **changes: str) -> subprocess.Popen[str]:
-        """Start ./sluice from another folder; its output is kept."""
+        """Start ./sluice from another folder, and capture its output."""
         command = [str(self.folder / "sluice"), *arguments]
         pipe = subprocess.PIPE
         cwd = self.calls.parent
@@ -73,13 +73,13 @@ class Checkout:
         )
 
     def run(self, *arguments: str, **changes: str) -> tuple[int, str, str]:
-        """Run ./sluice to its end: exit code, standard output, standard error."""
+        """Run ./sluice to its end. Return exit code, standard output and standard error."""
         process = self.start(*arguments, **changes)
         out, err = process.communicate(timeout=60)
         return process.returncode, out, err
 
     def installs(self) -> list[str]:
-        """What the made-up uv was told to install, call by call."""
+        """Return the arguments of each install that the made-up uv got, in order."""
         lines = self.calls.read_text().splitlines() if self.calls.exists() else []
         return [line for line in lines if line.startswith("pip ")]
 
@@ -121,8 +121,8 @@ def test_sets_up_once_and_hands_over(checkout: Checkout) -> None:
     assert "--group" not in checkout.installs()[0]
 
 
-def test_what_was_installed_is_compiled_once(checkout: Checkout) -> None:
-    """And if that fails, nothing is lost."""
+def test_installed_packages_are_compiled_once(checkout: Checkout) -> None:
+    """If the compilation fails, nothing is lost."""
     assert checkout.run("x", PYTHONDONTWRITEBYTECODE="1")[0] == 0
     assert checkout.run("x")[0] == 0
     (compiled,) = [line for line in checkout.calls.read_text().splitlines() if line.startswith("-m ")]
@@ -150,7 +150,7 @@ def test_another_python_has_an_environment_of_its_own(checkout: Checkout) -> Non
 
 @pytest.mark.parametrize("with_uv", [True, False], ids=["uv", "no uv"])
 def test_a_python_of_pyenv_is_found_by_its_version(checkout: Checkout, tools: Path, with_uv: bool) -> None:
-    """The `python3.13` of pyenv in the PATH starts nothing while another version is chosen."""
+    """pyenv's `python3.13` in the PATH starts nothing while another version is chosen."""
     (tools / "python3.13").write_text("#!/bin/sh\nexit 127\n")
     there = tools.parent / ".pyenv" / "versions" / "3.13.0" / "bin" / "python"
     there.parent.mkdir(parents=True)
@@ -181,7 +181,7 @@ def test_another_python_that_cannot_be_had_is_said(
 
 
 def test_a_java_is_fetched_only_where_there_is_none(checkout: Checkout, tools: Path) -> None:
-    """By PATH or by JAVA_HOME; one that goes away later is made up for, one that comes changes nothing."""
+    """A Java on PATH or in JAVA_HOME serves. If it goes away, one is fetched; if it comes back, nothing changes."""
     home = tools.parent / "a jdk"
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "java").write_text("#!/bin/sh\n")
@@ -212,7 +212,7 @@ esac
 
 
 def test_without_uv_the_checksums_are_checked_as_well(checkout: Checkout, tools: Path) -> None:
-    """uv itself by its own; and where it cannot be had, pip gets the whole lock, in the one way that checks it."""
+    """pip checks uv itself by its checksum. Without uv, pip gets the whole lock, the only way in which it checks it."""
     (tools / "uv").unlink()
     (tools / "cp").symlink_to("/bin/cp")
     (tools / "python3").write_text(_PIP)
@@ -245,7 +245,7 @@ def test_installs_again_when_the_project_changes(checkout: Checkout) -> None:
     assert "--constraint requirements.lock" in checkout.installs()[2]
 
 
-def test_it_goes_without_the_lock_only_where_it_must(checkout: Checkout) -> None:
+def test_install_skips_the_lock_only_where_it_must(checkout: Checkout) -> None:
     (checkout.folder / "requirements.lock").write_text("numpy==2\n")
     code, _, err = checkout.run("x", FAIL="yes")
     assert code == 2
@@ -338,7 +338,7 @@ def test_a_failed_installation_is_one_line_and_exit_2(checkout: Checkout, tools:
     assert checkout.run("x")[0] == 0
 
 
-def test_of_all_that_failed_a_full_disk_is_the_reason(checkout: Checkout, tools: Path) -> None:
+def test_full_disk_is_named_as_the_reason_of_a_failure(checkout: Checkout, tools: Path) -> None:
     _, _, err = checkout.run("x", FAIL="yes", REASON="No space left on device")
     assert "error: No space left on device (everything that was said: " in err.splitlines()[-1]
 
@@ -355,7 +355,7 @@ def test_of_all_that_failed_a_full_disk_is_the_reason(checkout: Checkout, tools:
     ],
     ids=["no python", "python too old", "no venv module"],
 )
-def test_what_is_missing_is_said(checkout: Checkout, tools: Path, python: str | None, said: str) -> None:
+def test_missing_tool_is_named(checkout: Checkout, tools: Path, python: str | None, said: str) -> None:
     (tools / "uv").unlink()
     if python:
         (tools / "python3").write_text(python)

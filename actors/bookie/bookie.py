@@ -1,6 +1,6 @@
 """The bookie: stores runs durably, and never claims more than it knows.
 
-See `ledgers` for epochs and limbo, `commit` for the journal's writing end, storage.format.journal for its bytes.
+See `fencing` for epochs and limbo, `journal` for the writing end of the journal, storage.format.journal for its bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _decode_head = lru_cache(16)(decode_head)
 class Bookie(Actor):
     """One storage node. It needs ports.disk.
 
-    Answers AddRun, FenceLedger, ReadRun, DescribeLedger, DeleteLedgers, ListLedgers and Stats.
+    Answers AddRun, FenceLedger, ReadRun, ReadHeads, DescribeLedger, DeleteLedgers, ListLedgers, Stats and Ping.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Bookie(Actor):
         self._opened: BookieStore | None = None
         self._maintenance: BookieMaintenance | None = None
         self._busy: dict[tuple[int, int], SharedFuture[None]] = {}
+        """Runs, by ledger and number, that an AddRun is about to store. Settled when it is stored or refused."""
 
     async def start(self) -> None:
         """Check the cookie, bring the state back, and begin to serve.
@@ -83,7 +84,7 @@ class Bookie(Actor):
             lost=replay.lost,
         )
         self._opened = store
-        self.ports.spawn(store.log.run(), "commit")
+        self.ports.spawn(store.journal.run(), "commit")
         self.ports.spawn(self._keep(), "maintenance")
 
     async def _stay_above(self, store: BookieStore) -> None:
@@ -96,7 +97,7 @@ class Bookie(Actor):
         """Refuse everything from now on."""
         await super().stop(reason)
         if self._opened is not None:
-            self._opened.log.close(reason)
+            self._opened.journal.close(reason)
 
     @property
     def refuses(self) -> str:
@@ -193,7 +194,7 @@ class Bookie(Actor):
         """Check the epoch and queue the run in one step, in which nothing is awaited."""
         store = self.store
         store.ledgers.admit(header.ledger, request.epoch, recovery=request.recovery)
-        return store.log.submit(_record(request, header), [request.head, payload])
+        return store.journal.submit(_record(request, header), [request.head, payload])
 
     def _release(self, key: tuple[int, int]) -> None:
         self._busy.pop(key).set_result(None)
@@ -265,7 +266,7 @@ class Bookie(Actor):
         for ledger in request.ledgers:
             _check_ledger(ledger)
         waits = [
-            self.store.log.submit(Envelope(Kind.DELETE, 0, 0, ledger=ledger), [])
+            self.store.journal.submit(Envelope(Kind.DELETE, 0, 0, ledger=ledger), [])
             for ledger in sorted(request.ledgers)
             if ledger not in self.store.ledgers.deleted
         ]
@@ -277,16 +278,16 @@ class Bookie(Actor):
         return messages.LedgerList(ledgers=self.store.ledgers.ids())
 
     async def on_stats(self, request: messages.Stats) -> messages.Text:
-        store, log = self.store, self.store.log
+        store, journal = self.store, self.store.journal
         stats = {
             "bookie": self.bookie_id,
             "read_only": self._maintenance.read_only if self._maintenance is not None else None,
             "ledgers": len(store.ledgers.states),
             "ledgers_in_limbo": [ledger for ledger in store.ledgers.ids() if store.ledgers.states[ledger].limbo],
-            "journal_groups": log.groups,
-            "journal_bytes": log.written,
+            "journal_groups": journal.groups,
+            "journal_bytes": journal.written,
             "journal_segments": len(store.segments.sizes) + 1,
-            "queued_bytes": log.queued_bytes,
+            "queued_bytes": journal.queued_bytes,
             "index_tables": len(store.index.tables),
             "index_tail": store.index.tail_rows,
             "compacted_bytes": self._maintenance.compacted_bytes if self._maintenance is not None else 0,
@@ -343,7 +344,7 @@ class Bookie(Actor):
             raise Unavailable(f"bookie {self.bookie_id} cannot fence ledger {ledger}: {error}") from error
         state = store.ledgers.admit(ledger, epoch)
         if state.durable_epoch < epoch:
-            await store.log.submit(Envelope(Kind.FENCE, 0, 0, ledger=ledger, epoch=epoch), [])
+            await store.journal.submit(Envelope(Kind.FENCE, 0, 0, ledger=ledger, epoch=epoch), [])
 
     async def _keep(self) -> None:
         while self.stopped is None:
@@ -360,7 +361,7 @@ class Bookie(Actor):
             self.ports.log("bookie_failed", bookie=self.bookie_id, reason=reason)
         self.stopped = self.stopped or reason
         if self._opened is not None:
-            self._opened.log.close(reason)
+            self._opened.journal.close(reason)
 
 
 def _check_ledger(ledger: int, epoch: int = 0) -> None:

@@ -103,7 +103,7 @@ class BookieJournal:
     def submit(self, record: Envelope, body: list[Buffer]) -> SharedFuture[Envelope]:
         """Queue a record; the outcome brings it with its place when it is durable and applied.
 
-        Raises Overloaded when too much waits, Unavailable when the log is closed. Nothing else happens before the
+        Raises Overloaded when too much waits, Unavailable when the journal is closed. Nothing else happens before the
         next `await` of the caller.
         """
         if self._closed is not None:
@@ -117,7 +117,7 @@ class BookieJournal:
         return done
 
     async def run(self) -> None:
-        """Write groups until the log is closed."""
+        """Write groups until the journal is closed."""
         while self._closed is None:
             if not self._queue:
                 self._wake.clear()
@@ -125,9 +125,10 @@ class BookieJournal:
                 continue
             self._group = self._take()
             try:
-                await self._write(self._group)
-            except DiskFull as error:
-                await self._survive_full(self._group, str(error))
+                try:
+                    await self._write(self._group)
+                except DiskFull as error:
+                    await self._survive_full(self._group, str(error))
             except DiskFailed as error:
                 self.close(f"the disk failed: {error}")
                 self._on_failed(f"the disk failed: {error}")
@@ -193,7 +194,12 @@ class BookieJournal:
             waiting.done.set_result(record)
 
     async def _survive_full(self, group: list[_Waiting], reason: str) -> None:
+        """Refuse the runs of a group that found no space, and write its control records in place of the reserve."""
         self._on_full()
+        with contextlib.suppress(DiskFull):  # this group was to be the witness of the one before
+            mark = encode_mark(self.segment, self.size, self._salt)
+            await self._disk.append(marks_name(self.segment), [mark], sync=False)
+            self.unsynced_mark = self.segment
         for waiting in group:
             if waiting.record.kind is Kind.RUN:
                 self._refuse(waiting, f"the bookie is read-only: {reason}")

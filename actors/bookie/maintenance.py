@@ -41,7 +41,7 @@ class BookieMaintenance:
     async def maintain(self) -> None:
         """One round. Raises DiskFailed."""
         store = self.store
-        await store.log.sync_mark()
+        await store.journal.sync_mark()
         await self._check_space()
         try:
             if store.index.damaged is not None:
@@ -76,10 +76,10 @@ class BookieMaintenance:
         store, settings = self.store, self.store.settings
         if store.index.tail_rows >= settings.checkpoint_runs:
             return True
-        if store.log.written - store.checkpointed >= settings.checkpoint_bytes:
+        if store.journal.written - store.checkpointed >= settings.checkpoint_bytes:
             return True
         # Garbage waits until both checkpoints have passed it.
-        return bool(store.segments.garbage(store.log.applied[0])) and not store.segments.garbage(self._kept_from())
+        return bool(store.segments.garbage(store.journal.applied[0])) and not store.segments.garbage(self._kept_from())
 
     def _kept_from(self) -> int:
         """The first segment that one of the checkpoints would replay."""
@@ -111,7 +111,7 @@ class BookieMaintenance:
         needed.update((table.name, True) for table in store.index.tables)
         for name in await store.disk.names():
             number = segment_of(name, "marks-")
-            if number is not None and number < store.log.segment:
+            if number is not None and number < store.journal.segment:
                 await store.disk.delete(marks_name(number))
             elif name.startswith("index-") and name not in needed and len(store.saved) > 1:
                 await store.disk.delete(name)
@@ -153,5 +153,5 @@ class BookieMaintenance:
         except Corrupt as error:
             self._spoiled[record.segment] = str(error)
             raise Unavailable(f"a segment was damaged while it was compacted: {error}") from error
-        batch.append(store.log.submit(replace(record, segment=0, offset=0, durable=0), [data]))
+        batch.append(store.journal.submit(replace(record, segment=0, offset=0, durable=0), [data]))
         self.compacted_bytes += record.size

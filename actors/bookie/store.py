@@ -40,7 +40,7 @@ class Saved:
 
 
 class BookieStore:
-    """The state of one bookie. After `open`, `log` takes records and `apply` has seen all that are durable."""
+    """The state of one bookie. After `open`, `journal` takes records and `apply` has seen all that are durable."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class BookieStore:
         self.ledgers = FencingState()
         self.segments = Segments()
         self.index = Index(disk)
-        self.log = BookieJournal(
+        self.journal = BookieJournal(
             disk,
             settings,
             salt,
@@ -73,7 +73,7 @@ class BookieStore:
         self.saved: list[Saved] = []
         """The checkpoints on disk that can be read, newest first."""
         self.checkpointed = 0
-        """The value of `log.written` at the newest checkpoint."""
+        """The value of `journal.written` at the newest checkpoint."""
         self.replayed = Replay(self.apply)
 
     async def format(self) -> None:
@@ -118,7 +118,7 @@ class BookieStore:
             self.ledgers.doubt_all(self.watermark)
             # The next segment says where this one ends, and from then on nobody sees that it ought to be longer.
             await self._with_reserve(lambda: self.checkpoint((replay.last, replay.size)))
-        await self._with_reserve(lambda: self.log.open(replay.last + 1, replay.last, replay.size))
+        await self._with_reserve(lambda: self.journal.open(replay.last + 1, replay.last, replay.size))
         needed = replay.records or replay.lost or everything
         if needed and await self._if_there_is_room(self.checkpoint) and everything:
             await self.disk.delete(REBUILD)
@@ -205,8 +205,8 @@ class BookieStore:
         Raises DiskFull with the older checkpoints as they were.
         """
         # No await before everything is captured: rows, state and place belong together.
-        segment, offset = place or self.log.applied
-        written = self.log.written
+        segment, offset = place or self.journal.applied
+        written = self.journal.written
         rows = self.index.freeze()
         name = self.index.table_name()
         tables = [table.name for table in self.index.tables] + [name] * bool(len(rows))

@@ -9,7 +9,9 @@ once. Chunk 0 of a message whose chunks are here already means that its producer
 are done. Incomplete messages that have their chunk 0 are bounded in number, all of them in bytes, and the oldest is
 given back. Messages of one key may lie among each other, and neither can do without the other's chunks: none of the key
 whose chunk came last is given back for their number. If a chunk is taken back, all others of its message go with it.
-The caller decides about a message that got no chunk for too long (`overdue`).
+
+The caller decides about a message that got no new chunk for too long (`overdue`). Such a message takes no place: two
+that their producers left would take each other's for ever, and neither would grow old.
 """
 
 from __future__ import annotations
@@ -31,6 +33,12 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 256 * 1024 * 1024
 """Bytes of incomplete messages at a consumer, and the most of one message in chunks."""
+CHUNKS_MS = 60_000
+"""A message is confirmed only if all of its chunks are stored so soon after its send. A consumer waits for the next one
+at least as long: what it drops was never confirmed.
+"""
+_MOST_REMEMBERED = 1_000
+"""Messages that were given back, and may come to another consumer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +168,13 @@ class Whole(Received):
 
 @dataclass(eq=False, slots=True)
 class _Incomplete:
-    """chunks: by their numbers. since: when the last chunk came, monotonic ms."""
+    """chunks: by their numbers. since: when the last chunk came that had not been here before, monotonic ms. seen: the
+    places of all that were here.
+    """
 
-    source: PartitionConsumer
     since: int
     chunks: dict[int, MessageChunk] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
     size: int = 0
 
     def keep(self, wanted: Callable[[MessageChunk], bool]) -> list[MessageChunk]:
@@ -186,6 +196,10 @@ class Decision:
     """Chunks that are given back, with the source that each group came from."""
 
 
+MessageAt = tuple["PartitionConsumer", bytes]
+"""The source of a message, and its uuid."""
+
+
 class IncompleteMessages:
     """Chunks at one consumer whose messages are not complete, in the order in which the messages began.
 
@@ -194,7 +208,9 @@ class IncompleteMessages:
 
     def __init__(self, most: int, patience: int) -> None:
         self._most, self._patience = most, patience
-        self._messages: dict[tuple[PartitionConsumer, bytes], _Incomplete] = {}
+        self._messages: dict[MessageAt, _Incomplete] = {}
+        self._away: dict[MessageAt, _Incomplete] = {}
+        """Without chunks: for how long these wait when they come again."""
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -203,7 +219,8 @@ class IncompleteMessages:
         """Take a chunk that came from a source (one partition). now: monotonic ms."""
         self._forget_lost()
         decision, at, place = Decision(), (source, chunk.of.uuid), int(chunk.positions[0])
-        message = self._messages.setdefault(at, _Incomplete(source, now))
+        message = self._messages.get(at) or self._away.pop(at, None) or _Incomplete(now)
+        self._messages.setdefault(at, message)
         first = message.chunks.get(0)
         if first is not None and place < first.positions[0]:
             decision.done.append(chunk)
@@ -214,19 +231,27 @@ class IncompleteMessages:
         if message.chunks.setdefault(chunk.of.number, chunk) is not chunk:
             decision.done.append(chunk)
             return decision
-        message.since, message.size = now, message.size + chunk.size
+        message.size += chunk.size
+        if place not in message.seen:
+            message.seen.add(place)
+            message.since = now
         if len(message.chunks) == chunk.of.count:
             decision.whole = [message.chunks[number] for number in range(chunk.of.count)]
             del self._messages[at]
-        while (oldest := self._beyond_limits(_key_of(chunk))) is not None:
-            decision.back.append((oldest.source, [*oldest.chunks.values()]))
+        while (oldest := self._beyond_limits(_key_of(chunk), now)) is not None:
+            decision.back.append((oldest[0], self._take_out(oldest)))
         return decision
 
-    def overdue(self, now: int) -> list[tuple[PartitionConsumer, list[MessageChunk]]]:
-        """Take out what got no chunk for too long: sources, and the chunks of each message."""
+    def overdue(self, now: int) -> list[MessageAt]:
+        """The messages that got no chunk for too long."""
         self._forget_lost()
-        late = [at for at, one in self._messages.items() if one.since + self._patience <= now]
-        return [(one.source, [*one.chunks.values()]) for one in map(self._messages.pop, late)]
+        return [at for at, one in self._messages.items() if self._is_overdue(one, now)]
+
+    def take_overdue(self, at: MessageAt, now: int) -> list[MessageChunk]:
+        """Take out a message that still is overdue: its chunks; none of another one."""
+        self._forget_lost()
+        one = self._messages.get(at)
+        return self._take_out(at) if one is not None and self._is_overdue(one, now) else []
 
     def clear(self) -> list[MessageChunk]:
         """Take out everything."""
@@ -234,17 +259,27 @@ class IncompleteMessages:
         self._messages.clear()
         return found
 
-    def _beyond_limits(self, key: bytes | None) -> _Incomplete | None:
-        """Take out the oldest message that is too much. key: of the chunk that came last.
+    def _is_overdue(self, one: _Incomplete, now: int) -> bool:
+        return one.since + self._patience <= now
+
+    def _take_out(self, at: MessageAt) -> list[MessageChunk]:
+        """Take out a message, whose age is not forgotten: its chunks."""
+        one = self._away[at] = self._messages.pop(at)
+        if len(self._away) > _MOST_REMEMBERED:
+            del self._away[next(iter(self._away))]
+        return one.keep(lambda each: False)
+
+    def _beyond_limits(self, key: bytes | None, now: int) -> MessageAt | None:
+        """Return the oldest message that is too much. key: of the chunk that came last.
 
         A message without its chunk 0 takes no other one's place: else two would chase each other for ever.
         """
-        begun = [at for at, one in self._messages.items() if 0 in one.chunks]
+        begun = [at for at, one in self._messages.items() if 0 in one.chunks and not self._is_overdue(one, now)]
         others = [at for at in begun if key is None or _key_of(self._messages[at].chunks[0]) != key]
         if len(begun) > self._most and others:
-            return self._messages.pop(others[0])
+            return others[0]
         if sum(one.size for one in self._messages.values()) > MOST_BYTES:
-            return self._messages.pop(next(iter(self._messages)))
+            return next(iter(self._messages))
         return None
 
     def _forget_lost(self) -> None:
@@ -252,7 +287,7 @@ class IncompleteMessages:
         for at, one in list(self._messages.items()):
             one.keep(lambda each: bool(each.open[0]) and not each.revoked)
             if not one.chunks:
-                del self._messages[at]
+                self._take_out(at)
 
 
 def _key_of(chunk: MessageChunk) -> bytes | None:

@@ -11,8 +11,9 @@ and says what it holds.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -306,7 +307,11 @@ class PartitionConsumer:
 
     def held(self) -> int:
         """Messages that were given to us and are not done."""
-        return len(self._holding.positions()) + len(self._inbox)
+        return self.came() + len(self._inbox)
+
+    def came(self) -> int:
+        """Return how many of them have come with their payloads."""
+        return len(self._holding.positions())
 
     def find(self, position: int) -> tuple[Received, int] | None:
         """Return the part and row of a message that this consumer holds and that is not done; None if there is none."""
@@ -419,6 +424,11 @@ class PartitionConsumer:
         return np.unique(
             np.concatenate([self._holding.positions(), self._inbox.positions(), self.acknowledgements.positions()])
         )
+
+    def has_come(self, stats: Mapping[str, Any]) -> bool:
+        """Whether all that the owner sent is here. stats: those of the subscription on this partition."""
+        sent = sum(row["unackedMessages"] for row in stats["consumers"] if row["session"] == self.session)
+        return not len(self._inbox.positions()) and sent <= len(self._all_held())
 
     def _lost(self) -> None:
         """The lease ran out or the broker ended the session: everything we held is others' now."""

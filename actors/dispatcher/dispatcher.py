@@ -5,11 +5,11 @@ concerns. The parts know nothing of the actor. Each is given the `context` whole
 What is decided where:
 
 * who may get which message now: `actors.key_shared` (the core), with the order sentinel at its exit;
-* what is done: `backlog` and `storage.format.cursor`, made durable by `store`;
+* what is done: `ack_handler` and `storage.format.cursor`, made durable by `store`;
 * what is not due yet: `actors.delayed`, and `due`;
 * what comes next from the log: `reader`;
 * who is attached, and until when: `membership`, carried out by `consumers`, `leases` and `grace`;
-* what goes out: `delivery`; what comes back unfinished: `redelivery` and `dead_letters`;
+* what goes out: `dispatch_loop`; what comes back unfinished: `redelivery` and `dead_letters`;
 * which keys wait for an operator's decision: `parked_keys`;
 * which delayed messages are taken back, or come at another time: `delayed_messages`;
 * where the cursor is moved to: `seek`;
@@ -358,30 +358,30 @@ class Components:
 
     def __init__(self, context: SubscriptionContext) -> None:
         self.context = context
-        self._backlog = backlog = AckHandler(context)
+        self._ack_handler = ack_handler = AckHandler(context)
         self.hot_keys = HotKeys(context)
         self.hot_key_watch = HotKeyWatch(context, self.hot_keys)
         self._alarm = ""
-        self.reader = BacklogReader(context, backlog, self.hot_keys)
+        self.reader = BacklogReader(context, ack_handler, self.hot_keys)
         self.open_positions = OpenPositions(context, self.reader)
         self.leases = Leases(context)
         self.grace = ReconnectGrace(context, self.leases)
         self.consumers = Consumers(context, self.leases, self.grace)
-        self.parked = ParkedKeys(context, backlog)
-        self.deliverer = DispatchLoop(context, self.reader, backlog, self.leases, self._look_at_failed)
-        self.redelivery = Redelivery(context, backlog)
+        self.parked = ParkedKeys(context, ack_handler)
+        self.deliverer = DispatchLoop(context, self.reader, ack_handler, self.leases, self._look_at_failed)
+        self.redelivery = Redelivery(context, ack_handler)
         self.due = DueMessages(context, self.reader)
-        self.seeker = Seeker(context, self.reader, backlog, self.leases)
+        self.seeker = Seeker(context, self.reader, ack_handler, self.leases)
         self.unused_watch = UnusedWatch(context)
         self.deletion = Deletion(context, self.consumers, self.leases, self.unused_watch)
 
     @cached_property
     def dead_letters(self) -> DeadLetterMover:
-        return DeadLetterMover(self.context, self._backlog)
+        return DeadLetterMover(self.context, self._ack_handler)
 
     @cached_property
     def delayed(self) -> DelayedMessages:
-        return DelayedMessages(self.context, self.reader, self._backlog, self.leases)
+        return DelayedMessages(self.context, self.reader, self._ack_handler, self.leases)
 
     @property
     def configuration(self) -> SubscriptionConfiguration:
@@ -391,7 +391,7 @@ class Components:
     def statistics(self) -> Statistics:
         watches = (self.hot_key_watch, self.open_positions)
         counting = (self.delayed, self.hot_keys, *watches, self.parked, self.grace, self.seeker)
-        return Statistics(self.context, self.reader, self._backlog, self.deliverer, counting)
+        return Statistics(self.context, self.reader, self._ack_handler, self.deliverer, counting)
 
     @property
     def inspection(self) -> Inspection:

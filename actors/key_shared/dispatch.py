@@ -3,7 +3,7 @@
 A plain synchronous object. It knows positions and hashes, never payloads; it does no I/O and has no clock (`now` is
 milliseconds). The dispatcher actor feeds it and carries out what `route` says. The parts:
 
-    dispatch_state   the state that several operations need, and the transitions that they are made of
+    dispatch_state   the state that several operations need, and its transitions
     position_table   rows by position: what the window and the parked messages have in common
     window           the messages that are read and not done, by column, each in one state
     tables           owner, holder, pending and replayed by hash; draining is derived from them

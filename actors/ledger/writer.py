@@ -172,8 +172,8 @@ class LedgerWriter:
         if self.closed:
             return
         if stored:
-            self._tell(self.state.acked(append.pending, bookie))
-        self._settle(append)
+            self._report_confirmed(self.state.acked(append.pending, bookie))
+        self._let_go(append)
 
     async def _deliver(self, append: Append, bookie: str, error: SluiceError | None) -> bool:
         """Try until the bookie has the run; False when the run is not needed there any more. Raises Fenced.
@@ -194,7 +194,7 @@ class LedgerWriter:
             refusals += 1
             if not isinstance(error, Overloaded) or refusals >= OVERLOADED_TRIES:
                 self._bookies.suspect(bookie)
-                self._report(bookie)
+                self._replace_soon(bookie)
             if self.retired and refusals >= RETIRED_TRIES:
                 break
             await wait.pause()
@@ -230,19 +230,19 @@ class LedgerWriter:
             self._stop("a run was damaged before it was stored")
             raise InvariantViolation(f"the payload of {append.header} does not fit its checksum")
 
-    def _settle(self, append: Append) -> None:
+    def _let_go(self, append: Append) -> None:
         """Let the bytes go when the run is confirmed and no copy is still being made."""
         run = append.pending.run
         if append.senders == 0 and run <= self.state.confirmed_run and self._appends.pop(run, None) is not None:
             self._callbacks.on_stored(append)
 
-    def _tell(self, confirmed: list[PendingRun]) -> None:
+    def _report_confirmed(self, confirmed: list[PendingRun]) -> None:
         if not confirmed:
             return
         appends = [self._appends[pending.run] for pending in confirmed]
         self._callbacks.on_confirmed(appends)
         for append in appends:
-            self._settle(append)
+            self._let_go(append)
         if not len(self.state):
             self._drained.set()
 
@@ -250,9 +250,9 @@ class LedgerWriter:
         """This bookie will not come back: change the ensemble even if nothing is being written."""
         if bookie in self.state.bookies:
             self._bookies.suspect(bookie)
-            self._report(bookie)
+            self._replace_soon(bookie)
 
-    def _report(self, bookie: str) -> None:
+    def _replace_soon(self, bookie: str) -> None:
         if bookie not in self._failed:
             self._failed.append(bookie)
         if not self._replacing and not self.retired:
@@ -289,7 +289,7 @@ class LedgerWriter:
         sends, confirmed = self.state.finish_change()
         for pending, bookie in sends:
             self._start(self._appends[pending.run], bookie)
-        self._tell(confirmed)
+        self._report_confirmed(confirmed)
 
     def _stop(self, reason: str) -> None:
         if not self.closed:

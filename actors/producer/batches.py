@@ -37,15 +37,15 @@ _PLACES.flags.writeable = False
 class Outgoing:
     """One batch on its way to one partition.
 
-    rows: where its messages stand in the caller's batch, int64, one for each. done: called once with (rows, first
-    position) or with (rows, error). size: about how many bytes the batch takes; None where the sender has not counted
-    them.
-    single: its messages were sent one by one, so one that is refused says nothing about the others; `done` is then
+    rows: where its messages stand in the caller's batch, int64, shape (messages,).
+    done: called once with (rows, first position, None), or with (rows, any, error). A first position of -1 means that
+    the messages are stored and their place is forgotten.
+    size: bytes of the batch, an estimate; None where the sender has not counted them.
+    single: the caller sent the messages one by one, so the refusal of one says nothing about the others. `done` is then
     called for some of the rows at a time, in order.
-    divide: of what was sent in several pieces, the same in two, in order; one that may not be stored says nothing about
-    the others. None where it was sent as one.
-    only_end: of its sequences the last one counts, and there are MAX_RUN_MESSAGES of its own up to that: what is queued
-    before it and is so too may be stored under the sequences right before its own.
+    divide: returns the batch as two, in order, where the caller sent it in several pieces; None where it sent one.
+    only_end: only the last of its sequences counts, and the MAX_RUN_MESSAGES sequences up to that are its own. Such
+    batches that are queued before it may be stored under the sequences right before its own.
     """
 
     batch: StoredBatch

@@ -1,9 +1,9 @@
 """A producer's conversation with the owners of a topic's partitions. It lives in the caller's process.
 
-Per partition one Publish is in flight and the rest coalesces behind it, so order per key needs no window and a slow
-broker gets larger runs instead of more calls. What several producers have waiting goes together
-(actors.producer.waves). Every message has a sequence; a Publish whose outcome is unknown is
-sent again, unchanged, until it is answered, and the topic stores each sequence once (promise 1, S4, S7, S19).
+A producer has one run under way for each partition, and its other batches wait and go together with the next one. So
+order per key needs no window, and a slow broker gets larger runs, not more calls. The waves (actors.producer.waves) say
+when the next run goes, and which producers share it. Every message has a sequence. A Publish whose outcome is unknown
+is sent again, unchanged, until it is answered, and the topic stores each sequence once (promise 1, S4, S7, S19).
 """
 
 from __future__ import annotations
@@ -78,8 +78,10 @@ class ProducerConfig:
 
 
 class PartitionProducer:
-    """The appends of one producer to one partition, in order. on_published: called with each run, where it is,
-    and what it was made of; a run may be of several producers. waves: those of its client or gateway.
+    """A producer on one partition: its queue, and the one run that it has under way.
+
+    on_published: called with each run, its place, and the rows that it was made of; several producers may share a run.
+    waves: those of its client or gateway.
     """
 
     def __init__(
@@ -209,7 +211,7 @@ class PartitionProducer:
             return
         try:
             request, run, batch = self._encoded(gathered)
-        except SluiceError:  # its own attempt says so to whom it concerns
+        except SluiceError:  # the attempt beside the waves reports it
             over(partial(self.publish_alone, gathered))
             return
 
@@ -221,13 +223,13 @@ class PartitionProducer:
     async def _publish_large(self, gathered: list[Outgoing], over: Over) -> None:
         try:
             request, run, batch = await self._prepare(gathered)
-        except SluiceError:  # its own attempt says so to whom it concerns
+        except SluiceError:  # the attempt beside the waves reports it
             over(partial(self.publish_alone, gathered))
         else:
             over(partial(self._settle, gathered, run, await self._ask(request), batch))
 
     def _settle(self, gathered: list[Outgoing], run: Run, outcome: Outcome, batch: StoredBatch) -> None:
-        """The first attempt has this outcome."""
+        """Report the outcome of the first attempt, or publish again beside the waves."""
         if isinstance(outcome, Published):
             self._check_and_confirm(gathered, run, outcome, batch)
             self.go_on()
@@ -245,11 +247,11 @@ class PartitionProducer:
         self._ports.spawn(self._publish_alone(gathered, outcome), f"publish-{self._config.partition}")
 
     async def _publish_alone(self, gathered: list[Outgoing], outcome: Outcome | None) -> None:
-        turn = await self._rounds.wait()
+        place = await self._rounds.wait()
         try:
             await self._publish_group(gathered, outcome)
         finally:
-            turn.end()
+            place.end()
         self.go_on()
 
     # -- until there is an outcome ------------------------------------------------------------------------------------
@@ -363,8 +365,8 @@ class PartitionProducer:
             await wait.pause()
 
     async def _shared(self, batch: StoredBatch) -> tuple[Run, Blob]:
-        """A large batch as a run, and how that travels: written straight into the memory from which the owner, who
-        hands on what it gets, and everybody after it read it.
+        """Make a run of a large batch, and the payload that travels. The rows are written once, into the shared memory
+        from which the owner and every later reader take them.
         """
         if not self._ports.net.rows_from(self.address):
             parts = run_parts(batch)
@@ -404,7 +406,7 @@ class PartitionProducer:
                         continue
                     if reply.topic_epoch >= 0:
                         self._entrance.topic_epoch = reply.topic_epoch
-                    self._entrance.again = False  # whoever has the name from now on is somebody else
+                    self._entrance.again = False  # a producer that has the name from now on is another one
                     if self._opened:
                         config = self._config
                         place = {"topic": config.topic, "partition": config.partition, "producer": config.name}
@@ -418,7 +420,7 @@ class PartitionProducer:
                 if attempts and tries >= attempts:
                     raise Unavailable(f"cannot open a producer on {self._config.topic}: {error}") from error
             except Corrupt as error:
-                # The topic's metadata. Who has messages waits until somebody has mended it.
+                # The topic's metadata is damaged. A producer with messages waits until an operator has mended it.
                 self._ports.log("open_waits", partition=self._config.partition, error=str(error))
                 if attempts:
                     raise

@@ -28,7 +28,7 @@ from sluice.actors.producer.batches import Outgoing
 from sluice.actors.runtime.asking import ask
 from sluice.actors.runtime.shared_future import SharedFuture
 from sluice.actors.runtime.shared_timers import SharedTimers
-from sluice.storage.errors import SluiceError
+from sluice.storage.errors import Invalid, SluiceError
 from sluice.storage.format.batch import MAX_RUN_MESSAGES, StoredBatch, has_keyed_delay, joined
 from sluice.storage.format.frame import MAX_NAMES_BYTES, MAX_SEGMENTS, Run, make_run
 
@@ -101,6 +101,12 @@ class _Part:
         return last.first_sequence + len(last.rows) - self.count
 
 
+def _publish_apart(parts: list[_Part], outcome: Outcome | None = None) -> None:
+    """Let each producer publish its part by itself. outcome: of the attempt to publish them together."""
+    for part in parts:
+        part.producer.publish_alone(part.group, outcome)
+
+
 class Waves:
     """The waves of a client or a gateway, to all partitions."""
 
@@ -144,11 +150,11 @@ class PartitionWaves:
             large = any(head is not None and head.bytes > JOINT_BYTES for head in heads)
             self._rounds.join(self._publish_next, large=large)
 
-    def _publish_next(self, turn: Round) -> None:
+    def _publish_next(self, begun: Round) -> None:
         while not (parts := self._next()) and self._waiting:
             pass
-        turn.producers += len(parts)
-        over = partial(self._over, turn)
+        begun.producers += len(parts)
+        over = partial(self._end_in, begun)
         if len(parts) == 1:
             parts[0].producer.publish(parts[0].group, over)
         elif parts:
@@ -156,12 +162,12 @@ class PartitionWaves:
         else:
             over(_nothing)
 
-    def _over(self, turn: Round, report: Callable[[], None]) -> None:
+    def _end_in(self, begun: Round, report: Callable[[], None]) -> None:
         def reported() -> None:
             report()
             self._go_on()
 
-        turn.end(reported)
+        begun.end(reported)
 
     def _next(self) -> list[_Part]:
         """Take the parts of the next wave; the producers whose batches do not fit stay for the one after it."""
@@ -196,7 +202,11 @@ class PartitionWaves:
     def _publish(self, parts: list[_Part], over: Over) -> None:
         """Publish the parts of several producers as one run, once."""
         batch = joined([one.batch for part in parts for one in part.group])
-        run = make_run(batch)
+        try:
+            run = make_run(batch)
+        except Invalid:  # the sizes by which they were chosen are estimates
+            over(partial(_publish_apart, parts))
+            return
         request = PublishMany(
             producers=tuple([part.producer.name for part in parts]),
             sessions=tuple([part.producer.session for part in parts]),
@@ -219,8 +229,7 @@ class PartitionWaves:
                     part.producer.go_on()
                     entry += part.count
             else:
-                for part in parts:
-                    part.producer.publish_alone(part.group, outcome if isinstance(outcome, Unknown) else None)
+                _publish_apart(parts, outcome if isinstance(outcome, Unknown) else None)
 
         def answered(outcome: Outcome) -> None:
             over(partial(report, outcome))
@@ -234,7 +243,7 @@ class Rounds:
     The appends that wait when a round begins go together, whichever partitions they are of. So bookies sync them
     together, and their outcomes are reported together, when all of them have ended. The next round begins then. After
     ROUND_MS a round waits for no append any more: owners and bookies that are away hold up no other partition for
-    longer. A large append is in no round, because it gains nothing by that.
+    longer. A large append makes a round of its own, beside the others: it gains nothing by theirs.
 
     The next round waits for the producers of the one before (`Returning`).
 
@@ -264,7 +273,7 @@ class Rounds:
         self._begin_soon()
 
     async def wait(self) -> Round:
-        """Wait for a place beside the rounds. The caller ends it."""
+        """Wait for a round of its own, as a large append has. The caller ends it."""
         begun: SharedFuture[Round] = SharedFuture()
         self.join(begun.set_result, large=True)
         return await begun
@@ -292,12 +301,12 @@ class Rounds:
                 self._newest = self._newest if large else made
                 made.start()
 
-    def let_next(self, over: Round | None, free: int) -> None:
-        """Let others begin. over: a round that keeps no other waiting any more. free: so many appends do not count any
-        more.
+    def let_next(self, finished: Round | None, free: int) -> None:
+        """Let others begin. finished: a round for which the next one need not wait. free: appends that no longer count
+        among MOST_APPENDS.
         """
         self._free += free
-        if over is self._newest:
+        if finished is self._newest:
             self._newest = None
         self._begin_soon()
 
@@ -310,13 +319,13 @@ class Returning:
     round waits until as many producers have come as the one before had, or ENOUGH in all, RETURN_MS at most. After a
     wait in which fewer than half of them came, some rounds do not wait: one, two, four, and so on, up to MOST_SKIPPED.
 
-    over: called when the wait ends.
+    on_end: called when the wait ends.
     """
 
-    __slots__ = ("_awaited", "_away", "_clock", "_here", "_over", "_skipped", "_skips", "_timer", "_until")
+    __slots__ = ("_awaited", "_away", "_clock", "_here", "_on_end", "_skipped", "_skips", "_timer", "_until")
 
-    def __init__(self, ports: Ports, over: Callable[[], None]) -> None:
-        self._clock, self._over = ports.clock, over
+    def __init__(self, ports: Ports, on_end: Callable[[], None]) -> None:
+        self._clock, self._on_end = ports.clock, on_end
         self._awaited = self._away = 0
         """How many producers are waited for, and how many of them have not come yet."""
         self._here = 0
@@ -366,7 +375,7 @@ class Returning:
         if self._timer is not None:
             self._timer.cancel()
         self._away, self._timer = 0, None
-        self._over()
+        self._on_end()
 
 
 def _place(waiting: deque[tuple[int, Callable[[Round], None]]]) -> int:

@@ -178,7 +178,7 @@ def unpack(data: bytes, name: str, *, whole: bool = True) -> Iterator[RecordedCa
 
     Raises Corrupt.
     """
-    if not data and not whole:
+    if not whole and HEADER.startswith(data):
         return
     if len(data) < len(HEADER) or data[: len(MAGIC)] != MAGIC:
         raise Corrupt(f"{name} is no recording of Sluice: it does not begin with {MAGIC.decode()}")
@@ -186,6 +186,8 @@ def unpack(data: bytes, name: str, *, whole: bool = True) -> Iterator[RecordedCa
     if version != VERSION:
         raise Corrupt(f"{name} has version {version} of the recording; this Sluice reads {VERSION}")
     at = len(HEADER)
+    if at == len(data):
+        raise Corrupt(f"{name} is cut: it has no record; copy or export the file again")
     while at < len(data):
         end = at + _CHUNK.size
         length, unpacked, checksum = _CHUNK.unpack_from(data, at) if end <= len(data) else (len(data), 0, 0)

@@ -16,7 +16,7 @@ from sluice.storage.format.position import position, show
 
 
 def describe(
-    log: ManagedLedger, producers: Producers, upkeep: TopicMaintenance, unreadable: Unreadable
+    log: ManagedLedger, producers: Producers, maintenance: TopicMaintenance, unreadable: Unreadable
 ) -> dict[str, Any]:
     """Return counters of this owner, the chain of ledgers, and how far each subscription has come."""
     record = log.record
@@ -32,18 +32,18 @@ def describe(
         "lastConfirmedEntry": show(log.last_confirmed),
         "trimmedBefore": show(record.trimmed_before),
         "terminated": record.terminated,
-        "backlogBytes": backlog_bytes(log, upkeep.marks),
-        "underReplicated": upkeep.under_replicated(),
+        "backlogBytes": backlog_bytes(log, maintenance.marks),
+        "underReplicated": maintenance.under_replicated(),
         "ledgersToBeCounted": len(log.settled),
         "unreadableRuns": unreadable.rows(),
-        **{name: msgspec.structs.asdict(status) for name, status in upkeep.statuses().items()},
+        **{name: msgspec.structs.asdict(status) for name, status in maintenance.statuses().items()},
         "givenUpRuns": [describe_loss(lost) for lost in record.given_up],
         "addsInFlight": log.in_flight,
         "bytesInFlight": log.held,
-        "tailCacheBytes": log.tail.bytes,
+        "tailCacheBytes": log.cache.bytes,
         "producers": len(producers),
         "resultSources": producers.known_results.rows() if producers.known_results else [],
-        "subscriptions": {name: show(mark) for name, mark in sorted(upkeep.marks.items())},
+        "subscriptions": {name: show(mark) for name, mark in sorted(maintenance.marks.items())},
         "ledgers": [_ledger(log, ledger) for ledger in record.ledgers],
     }
 

@@ -139,13 +139,13 @@ class Topic(Actor):
         self._termination = Termination(ports, self._log)
         self._make_intake = resources.intake
         self._giving_up = GivingUp(ports, known, self._log)
-        self._upkeep = TopicMaintenance(ports, known, topic, self._log, self._reads, resources.jobs)
+        self._maintenance = TopicMaintenance(ports, known, topic, self._log, self._reads, resources.jobs)
         self._delayed = IndexOwner(ports, shared or SharedIndex(), topic, partition)
         self._deleted = False
         self._neglected = ""
         """Why nothing is deleted or leaves, where that is damage."""
         self._serving = Signal()
-        self._turns: dict[str, list[Signal]] = {}
+        self._publishes_waiting: dict[str, list[Signal]] = {}
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -169,9 +169,9 @@ class Topic(Actor):
         self.release()
 
     def release(self) -> None:
-        self._log.tail.close()
+        self._log.cache.close()
         self._log.reader.forget_history()
-        self._upkeep.release()
+        self._maintenance.release()
         self._reads.close()
         self._delayed.release()
 
@@ -184,13 +184,13 @@ class Topic(Actor):
         except SluiceError as error:
             self._halt(f"the log cannot be recovered: {error}")
             return
-        self._upkeep.restore()
+        self._maintenance.restore()
         self._admission.restore()
         self._serving.set()
         self._delayed.enable(self._log.epoch, self._passed)
         while self.stopped is None:
             try:
-                await self._upkeep.turn()
+                await self._maintenance.turn()
                 self._neglected = ""
             except Fenced:
                 return
@@ -198,11 +198,11 @@ class Topic(Actor):
                 self._neglected = str(error) if isinstance(error, Corrupt) else ""
                 self.ports.log("upkeep_waits", error=str(error))
             await self.ports.clock.sleep(TEND_MS)
-            await self._upkeep.rest()
+            await self._maintenance.rest()
 
     def _passed(self) -> int:
-        """Return the position that every durable subscription has passed; without one, the end of the log."""
-        return min(self._upkeep.marks.values(), default=self._log.last_confirmed)
+        """The position that every durable subscription has passed; without one, the end of the log."""
+        return min(self._maintenance.marks.values(), default=self._log.last_confirmed)
 
     async def _ready(self) -> None:
         """Wait for the recovery. Raises Unavailable while it lasts, Fenced when this owner was replaced."""
@@ -219,12 +219,12 @@ class Topic(Actor):
     @property
     def at_work(self) -> bool:
         """Whether it is being recovered, has producers that it would hear of if they went, or has something to do."""
-        return not self._serving.is_set() or self._upkeep.at_work or self._admission.occupied
+        return not self._serving.is_set() or self._maintenance.at_work or self._admission.occupied
 
     @property
     def figures(self) -> object:
-        log, marks = self._log, tuple(self._upkeep.marks.items())
-        if not self._serving.is_set() or self._upkeep.at_work or self._delayed.stats() is not None:
+        log, marks = self._log, tuple(self._maintenance.marks.items())
+        if not self._serving.is_set() or self._maintenance.at_work or self._delayed.stats() is not None:
             return None
         return log.messages_in, log.last_confirmed, log.record, marks, len(self._producers)
 
@@ -235,7 +235,7 @@ class Topic(Actor):
         """Close the idle topic: the next owner finds what this one wrote."""
         if self._stays(request.idle_ms):
             return Closed(closed=False)
-        wake_at = await self._upkeep.prepare_end()
+        wake_at = await self._maintenance.prepare_end()
         if self._stays(request.idle_ms):
             return Closed(closed=False)
         # No await from here on.
@@ -329,7 +329,7 @@ class Topic(Actor):
                 await self._publish_tail(request, run, verdict.skip)
                 return Published(ledger=0, first_entry=0, count=request.count, duplicate=True)
             if isinstance(verdict, NotYet):
-                await self._turn(request, producer, verdict)
+                await self._wait_for_turn(request, producer, verdict)
             else:
                 self._termination.check()
                 if blob is None:
@@ -357,9 +357,9 @@ class Topic(Actor):
             outcomes.append(SharedFuture())
             self._producers.push(producer, first, count, outcomes[-1], now)
         self._log.append(run, segments, blob)
-        if self._turns:
+        if self._publishes_waiting:
             for name, _, _ in segments:
-                for signal in self._turns.pop(name, ()):
+                for signal in self._publishes_waiting.pop(name, ()):
                     signal.set()
         return outcomes[0]
 
@@ -407,19 +407,19 @@ class Topic(Actor):
             found.append(producer)
         return found
 
-    async def _turn(self, request: Publish, producer: KnownProducer, verdict: NotYet) -> None:
+    async def _wait_for_turn(self, request: Publish, producer: KnownProducer, verdict: NotYet) -> None:
         """Wait until another run of the producer was pushed, or until nothing is pending."""
         if not verdict.predecessor:
             await next(reversed(producer.pending.values())).outcome
             return
         signal = Signal()
-        self._turns.setdefault(request.producer, []).append(signal)
+        self._publishes_waiting.setdefault(request.producer, []).append(signal)
         if not await signal.wait(self.ports, PREDECESSOR_WAIT_MS):
-            waiting = self._turns.get(request.producer, [])
+            waiting = self._publishes_waiting.get(request.producer, [])
             if signal in waiting:
                 waiting.remove(signal)
             if not waiting:
-                self._turns.pop(request.producer, None)
+                self._publishes_waiting.pop(request.producer, None)
             raise Conflict(
                 f"sequence {request.first_sequence} does not follow {producer.pushed} of producer {request.producer!r}"
             )
@@ -452,8 +452,8 @@ class Topic(Actor):
             batch = _decode_run(request, run)
             check_published(batch.rows, batch.deliver_at, batch.hashes)
         rows, deliver_at = batch.rows, batch.deliver_at
-        if self._upkeep.rejecting and (request.keyed_delay or has_keyed_delay(rows, deliver_at)):
-            refused_by = next(iter(self._upkeep.rejecting))
+        if self._maintenance.rejecting and (request.keyed_delay or has_keyed_delay(rows, deliver_at)):
+            refused_by = next(iter(self._maintenance.rejecting))
             raise Invalid(
                 f"subscription {refused_by} refuses messages with a key and a delay; send one without the other"
             )
@@ -498,9 +498,9 @@ class Topic(Actor):
         """Return confirmed runs; wait for the first one at most `wait` ms."""
         await self._ready()
         until = self.ports.clock.monotonic() + request.wait
-        told = self._termination.done if request.ends_known is None else request.ends_known
+        knows_end = self._termination.done if request.ends_known is None else request.ends_known
         while True:
-            table = self._upkeep.compacted if request.compacted else None
+            table = self._maintenance.compacted if request.compacted else None
             if table is not None and (compacted := await table.index(request)) is not None:
                 await self._ready()
                 return compacted
@@ -508,7 +508,7 @@ class Topic(Actor):
             await self._ready()
             reply.ends = self._termination.done and reply.resume > self._log.last_confirmed
             left = until - self.ports.clock.monotonic()
-            if reply.runs or reply.ended or reply.lost or left <= 0 or (reply.ends and not told):
+            if reply.runs or reply.ended or reply.lost or left <= 0 or (reply.ends and not knows_end):
                 return reply
             if self._log.last_confirmed == reply.last_confirmed:
                 await self._log.news(left)
@@ -519,7 +519,7 @@ class Topic(Actor):
         try:
             reply = await self._reads.payload(request.ledger, request.entry, again=request.again)
         except NotFound:
-            table = self._upkeep.compacted
+            table = self._maintenance.compacted
             if table is None or (compacted := await table.payload(request.ledger, request.entry)) is None:
                 raise
             return compacted
@@ -538,13 +538,13 @@ class Topic(Actor):
         """Answer with the ends of the topic."""
         await self._ready()
         ends = self._reads.ends()
-        ends.heard = self._upkeep.heard(request.subscription)
-        table = self._upkeep.compacted if request.compacted else None
+        ends.heard = self._maintenance.heard(request.subscription)
+        table = self._maintenance.compacted if request.compacted else None
         return ends if table is None else table.ends(ends)
 
     async def on_measure_backlog(self, request: MeasureBacklog) -> BacklogSize:
         await self._ready()
-        marks, old = self._upkeep.marks, False
+        marks, old = self._maintenance.marks, False
         if request.before and (first := first_waiting(self._log, marks)) is not None:
             old = first < (await self._reads.find_time(request.before)).position
         return BacklogSize(bytes=backlog_bytes(self._log, marks), old=old)
@@ -565,7 +565,7 @@ class Topic(Actor):
     async def on_progress(self, request: Progress) -> Done:
         """Note how far a durable subscription has come."""
         await self._ready()
-        await self._upkeep.progress(request)
+        await self._maintenance.progress(request)
         return Done()
 
     @property
@@ -575,7 +575,7 @@ class Topic(Actor):
         if waits:
             return f"the recovery waits: {waits}"
         unreadable = self._reads.unreadable.line(self.topic)
-        table = self._upkeep.compacted
+        table = self._maintenance.compacted
         compacted = f"the compacted log of {self.topic!r}: {table.problem}" if table and table.problem else ""
         neglected = f"retention and offloading of {self.topic!r} wait: {self._neglected}" if self._neglected else ""
         return "; ".join(filter(None, (unreadable, compacted, neglected)))
@@ -592,22 +592,22 @@ class Topic(Actor):
     async def on_replicate(self, request: Replicate) -> Replicated:
         """Copy what lost and leaving bookies held; the work goes on behind the answer."""
         await self._ready()
-        return Replicated(remaining=self._upkeep.replicate(request.lost, request.leaving))
+        return Replicated(remaining=self._maintenance.replicate(request.lost, request.leaving))
 
     async def on_offload(self, request: Offload) -> OffloadStatus:
         """Begin to move ledgers to the object store; the work goes on after the answer."""
         await self._ready()
-        return await self._upkeep.ask(request)
+        return await self._maintenance.ask(request)
 
     async def on_erase(self, request: Erase) -> EraseStatus:
         """Begin to erase the messages of a key; the work goes on after the answer."""
         await self._ready()
-        return await self._upkeep.ask(request)
+        return await self._maintenance.ask(request)
 
     async def on_compact(self, request: Compact) -> CompactionStatus:
         """Begin to make a table of the last messages of keys; the work goes on after the answer."""
         await self._ready()
-        return await self._upkeep.ask(request)
+        return await self._maintenance.ask(request)
 
     async def on_terminate(self, request: Terminate) -> Ends:
         """Take no more messages, for good."""
@@ -621,10 +621,10 @@ class Topic(Actor):
         """Delete the partition. Raises Conflict while it has subscriptions, unless forced."""
         if not self._deleted:
             await self._ready()
-            self._upkeep.check_unused(request.force)
+            self._maintenance.check_unused(request.force)
             await self._delayed.delete(self._log.epoch)
             try:
-                await self._upkeep.delete(request.force)
+                await self._maintenance.delete(request.force)
             except Conflict:  # a subscription has come meanwhile
                 self._delayed.reopen()
                 raise
@@ -635,7 +635,7 @@ class Topic(Actor):
     async def on_stats(self, request: Stats) -> Text:
         """Return the partition's statistics, with Pulsar's names where it has them."""
         await self._ready()
-        stats = describe(self._log, self._producers, self._upkeep, self._reads.unreadable)
+        stats = describe(self._log, self._producers, self._maintenance, self._reads.unreadable)
         return Text(json=json.dumps({**stats, "bucketDelayedIndexStats": self._delayed.stats()}))
 
 

@@ -166,7 +166,7 @@ class Broker:
     async def rows(
         self, named: Named, subscription: str | None, request: Request[Any], turns: Turns | None = None
     ) -> list[Any]:
-        """As `replies`, as plain values."""
+        """Return the values of `replies` as plain values."""
         return [shown(reply) for reply in (await self.replies(named, subscription, request, turns)).values()]
 
     async def replies(

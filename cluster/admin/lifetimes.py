@@ -85,7 +85,7 @@ class LifetimesByHttp:
 
 
 def retention_shown(of: Retention) -> dict[str, int]:
-    """As Pulsar's tools read it."""
+    """Return a retention in the form that Pulsar's tools read."""
     minutes = of.ms // MINUTE_MS if of.ms > 0 else of.ms
     megabytes = of.bytes // MB if of.bytes > 0 else of.bytes
     return {"retentionTimeInMinutes": minutes, "retentionSizeInMB": megabytes}

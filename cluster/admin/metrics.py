@@ -24,7 +24,7 @@ class Metrics:
         return [web.get(path, large(self._metrics)) for path in ("/metrics", "/metrics/")]
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        """The owners of a process that hangs are left out, and the others are told in time."""
+        """Answer with the metrics. The owners of a process that hangs are left out, and the others come in time."""
         actors = shown(await self._broker.ask_controller(DescribeCluster(), patience=0))["actors"]
         owners = [row for row in actors if row["kind"] in ("dispatcher", "topic") and row["address"]]
         told = await self._broker.told([row["address"] for row in owners], Stats(), METRICS_MS)

@@ -71,6 +71,6 @@ class PolicyRoutes:
 
 
 def _not_set(request: web.Request) -> web.Response:
-    """Some of Pulsar's tools do not know what to do with nothing."""
+    """Answer for a policy that is not set. Some of Pulsar's tools need a document for that; the others get 204."""
     document = _OF_NOTHING.get(request.match_info.get("policy", "")) if request.method == "GET" else None
     return web.Response(status=204) if document is None else web.json_response(document)

@@ -107,7 +107,7 @@ class Topics:
         return web.Response(status=204)
 
     async def _delete(self, request: web.Request) -> web.Response:
-        """As with Pulsar, subscriptions go with their topic, and who is connected keeps it unless that is forced."""
+        """Delete a topic with its subscriptions, as Pulsar does. Connected clients prevent that unless it is forced."""
         which, force = named(request), forced(request)
         settings = await self._broker.settings(which)
         if which.partition is None and settings.has_partitions and not request.path.endswith("/partitions"):
@@ -176,7 +176,7 @@ class Topics:
         )
 
     async def _known(self, which: Named) -> list[Partition]:
-        """Everything that is known of the partitions that are named."""
+        """Return all that is known of the partitions that are named."""
         names = await self._broker.subscriptions(which.topic)
         several = (await self._broker.settings(which)).has_partitions
         rows, *answers = await self._broker.statistics(which, *names)

@@ -19,7 +19,7 @@ Take = Callable[[socket.socket, Any], object]
 
 
 class Acceptor:
-    """Of one process, for some sockets. name: who takes connections, for the log."""
+    """An acceptor of connections for some sockets of one process. name: the server that takes them, for the log."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()

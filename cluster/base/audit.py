@@ -3,10 +3,10 @@
     {"time": "2026-11-24T10:20:30.123456Z", "role": "till", "address": "127.0.0.1:41234", "what": "DELETE topic",
      "topic": "sales..eu..orders", "subscription": "", "outcome": "refused", "reason": "..."}
 
-Each process that answers clients or tools has a file for what was done and one for what was refused, so that whoever is
-refused again and again cannot push out what happened. A file is rotated at FILE_BYTES, and KEPT older ones stay. Of
-refusals at most MOST_REFUSALS a second are written; the next line says how many were left out. Lines name roles, never
-what a client presents to prove them, and no content of messages.
+Each process that answers clients or tools has a file for what was done and one for what was refused, so that a client
+that is refused again and again cannot push out what was done. A file is rotated at FILE_BYTES, and KEPT older ones
+stay. Of refusals at most MOST_REFUSALS a second are written; the next line says how many were left out. Lines name
+roles, never what a client presents to prove them, and no content of messages.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _failed(record: logging.LogRecord) -> None:
 
 
 def _moment() -> str:
-    """Now, in microseconds: what was done and what was refused stand in two files, and are put in order by this."""
+    """Return the time in microseconds: it puts the lines of two files in order, those of deeds and of refusals."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -131,7 +131,7 @@ def _line(text: str) -> dict[str, Any] | None:
 
 
 class AuditTail:
-    """What comes to this machine's audit from now on, for the live page."""
+    """A reader of the lines that come to this machine's audit from now on, for the live page."""
 
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / FOLDER

@@ -46,7 +46,9 @@ def readable(name: str, path: str) -> None:
 
 
 def check_own(name: str, path: str | Path) -> None:
-    """Raises Invalid if others can write a file that exists: they would decide who is let in. name: of the setting."""
+    """Raise Invalid if others can write a file that exists: they would decide which clients get in. name: of the
+    setting.
+    """
     refuse_writable_by_others(f"{name} {path}", os.stat(path))
 
 

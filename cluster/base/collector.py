@@ -14,8 +14,8 @@ not while it serves.
 
 With many objects such a look takes seconds (5.7 s at ten million blocks of memory, and longer where others want the
 processor), and where one takes longer than a lease all sessions of the process end, and come back. A process that only
-grows has next to no garbage. So one with many objects looks only when as much was let go of
-(`actors.runtime.gc_pressure`) as half of what is there, or when it has grown so far that something else must have been.
+grows has next to no garbage. So a process with many objects looks only when it has released half as much as is there
+(`actors.runtime.gc_pressure`), or when it has grown so far that something else must have been released.
 
 A user's own process is left as it is.
 """
@@ -40,7 +40,7 @@ takes 0.3 s, and 30 million blocks are about 3 GB.
 
 
 def collect_seldom() -> None:
-    """Never look at what is there by now, and seldom at the rest. To be called after the imports."""
+    """Keep the collector from what exists by now, and let it seldom look at the rest. Call it after the imports."""
     gc.freeze()
     if not sys.getallocatedblocks():  # with another allocator than Python's own nobody counts
         gc.set_threshold(THRESHOLDS[0])

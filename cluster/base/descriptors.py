@@ -25,6 +25,6 @@ def raise_limit() -> None:
 
 
 def at_most(wanted: int, share: float) -> int:
-    """So many of the descriptors that are wanted may be open for a use that has this share."""
+    """Return how many of the wanted descriptors may be open for a use that has this share of the limit."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if allowed < 0 else min(wanted, int(allowed * share))

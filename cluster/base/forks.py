@@ -1,9 +1,9 @@
-"""What a process that was forked from a program must leave to its parent.
+"""The things that a process that was forked from a program must leave to its parent.
 
 A forked child has a copy of everything but the threads: of locks on data folders, of sockets that listen or are
 connected, of hooks that run when the interpreter ends. As long as it lives it keeps the locks and the ports although
 its parent has ended, and its end would be taken for the end of the program. So the child gives back, before anything
-else of it runs, what was named here; and whoever would end or remove something when the program ends asks first
+else of it runs, what was named here. And code that ends or removes something at the end of the program asks first
 whether it is still in the process that made it.
 """
 
@@ -54,7 +54,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def _replace_inherited() -> None:
-    """Put an empty file in the place of each. The number stays taken: whoever closes it later closes nothing else."""
+    """Put an empty file in the place of each. The number stays taken, so closing it later closes nothing else."""
     with contextlib.suppress(OSError):
         empty = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for descriptor, identity in _kept.items():

@@ -1,8 +1,8 @@
-"""What a chaos run does to this process from within, for a while: its disk is slow, or its clock is wrong.
+"""The impairments of a process in a chaos run: for a while its disk is slow, or its clock is wrong.
 
-No signal from outside does either, and the rest of the machine must not suffer. It is asked for over a connection to
-the process (`cluster.launch.process_requests`), which wants the cluster's token as everything there does. A timer
-takes it back, whoever has gone meanwhile.
+No signal from outside does either, and the rest of the machine must not suffer. A chaos run asks for an impairment over
+a connection to the process (`cluster.launch.process_requests`), with the cluster's token like all requests there. A
+timer ends the impairment, even if the chaos run has ended meanwhile.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ that actors see (`cluster.base.real.RealClock`); libraries, as those of TLS and 
 
 
 class Impairments:
-    """Of one process. felt: how often each was felt since it last began."""
+    """The impairments of one process. felt: how often each was felt since it last began."""
 
     def __init__(self) -> None:
         self.felt: dict[str, int] = {}
         self.clock_leapt = False
-        """Whether `wall_clock` says anything else than it is told: each message sent looks at the clock."""
+        """Whether `wall_clock` differs from its argument: each message that is sent looks at the clock."""
         self._amounts = {SLOW_DISK: 0, CLOCK_JUMP: 0}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def start(self, kind: str, amount: int, seconds: float) -> None:
-        """Have it for so long, in place of an earlier one of the kind; the event loop takes it back. Raises Invalid."""
+        """Begin an impairment in place of an earlier one of its kind. The event loop ends it again. Raises Invalid."""
         if kind not in self._amounts:
             raise Invalid(f"no process can do {kind!r} to itself")
         self.end(kind)
@@ -52,7 +52,7 @@ class Impairments:
         self.clock_leapt = bool(self._amounts[CLOCK_JUMP])
 
     def wall_clock(self, now: int) -> int:
-        """What the clock says when it is `now`, milliseconds."""
+        """Return the time that the clock shows when it is `now`, both in milliseconds."""
         if amount := self._amounts[CLOCK_JUMP]:
             self.felt[CLOCK_JUMP] += 1
         return now + amount

@@ -1,7 +1,7 @@
 """Keeps a process's log from filling its disk: of warnings and errors of one kind it lets a few through.
 
-Some of them are about whoever connects, or about a machine that has no descriptors left, and come as often as that
-happens. A kind is the words that a line of the code logs, whatever values it puts into them.
+Some of them are about a stranger that connects, or about a machine that has no descriptors left, and come as often as
+that happens. A kind is the words that a line of the code logs, with any values in them.
 """
 
 from __future__ import annotations

@@ -242,7 +242,9 @@ class LoopThread:
             )
 
     def check_thread(self) -> None:
-        """Raises Invalid on the loop's own thread: who waits there for the loop waits for ever, and all others do."""
+        """Raise Invalid on the loop's own thread: a caller there would wait for the loop for ever, and so would all
+        others.
+        """
         if threading.current_thread() is self._thread:
             raise Invalid("this waits for the thread that runs the callback; do it in a thread of your own")
 

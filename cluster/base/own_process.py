@@ -1,4 +1,4 @@
-"""What cannot be sent to another process, as an argument of a Ray task for example, and says so."""
+"""Objects that stay in their process: pickling one, as an argument of a Ray task for example, raises TypeError."""
 
 from __future__ import annotations
 

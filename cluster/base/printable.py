@@ -1,8 +1,9 @@
 """Text that others wrote, made safe for a terminal.
 
-Keys, payloads, names and error texts come from whoever may publish. A terminal obeys some characters in place of
-showing them: with them a message could rename the window, hide lines, or write an earlier verdict anew. They are shown
-as their codes. So are those that turn the direction of writing, and lone surrogates, which cannot be printed at all.
+Keys, payloads, names and error texts come from anybody who may publish. A terminal obeys some characters in place of
+showing them: with them a message could rename the window, hide lines, or overwrite an earlier verdict. They are shown
+as their codes. So are characters that turn the direction of writing, and lone surrogates, which cannot be printed at
+all.
 """
 
 from __future__ import annotations

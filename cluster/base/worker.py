@@ -30,7 +30,7 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        """Whether all that was given is done, as far as the event loop that gave it has heard."""
+        """Whether all work is done, as the event loop that gave it knows."""
         return not self._under_way
 
     def do(self, work: Callable[..., T], *arguments: object) -> asyncio.Future[T]:

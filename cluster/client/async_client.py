@@ -193,8 +193,8 @@ class AsyncClient(OfThisProcess, StoredMessages):
         return await self._of_partitions(topic, Offload(keep_bytes=keep_bytes))
 
     async def compact(self, topic: str) -> list[dict[str, Any]]:
-        """Keep of each key of a topic the last message as a table, for who reads it compacted. Returns at once what
-        `compaction_status` returns; nothing is `asked` any more when it is done.
+        """Keep of each key of a topic the last message as a table, for readers of the compacted topic. Returns at once
+        what `compaction_status` returns; nothing is `asked` any more when it is done.
         """
         return await self._of_partitions(topic, Compact(ask=True))
 

@@ -1,8 +1,8 @@
 """Joins the chunks that a consumer gets: messages in chunks are received as one, and incomplete ones expire.
 
 `actors.consumer.chunks` has the rules. An incomplete message that gets no chunk for `chunks_expire_ms` is dropped only
-when the subscription has no message that nobody holds: until then its rest may be among those, for a consumer that is
-paused or full gets nothing either. So it is given back, and comes again.
+when the subscription has no message that nobody holds, and none is on its way to this consumer: until then its rest may
+be among those, for a consumer that is paused or full gets nothing either. So it is given back, and comes again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from sluice.actors.consumer.chunks import IncompleteMessages, MessageChunk
+from sluice.actors.consumer.chunks import IncompleteMessages, MessageAt, MessageChunk
 from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.ports import Clock
@@ -99,18 +99,22 @@ class ChunkJoiner:
 
     def _look(self, clock: Clock) -> None:
         self._looks = False
-        for consumer, chunks in self._incomplete.overdue(clock.monotonic()):
-            self._soon(self._expire(consumer, chunks))
+        for at in self._incomplete.overdue(clock.monotonic()):
+            self._soon(self._expire(at))
         self._look_later(clock)
 
-    async def _expire(self, consumer: PartitionConsumer, chunks: Sequence[MessageChunk]) -> None:
+    async def _expire(self, at: MessageAt) -> None:
+        consumer, _ = at
         try:
             row = (await self._client().stats(consumer.topic, self._options.subscription))[consumer.partition]
         except SluiceError:
             row = {"type": "", "msgBacklog": 1, "unackedMessages": 0}
         if row["type"] == "Shared":
             self._end(Invalid(ON_SHARED))
-        if row["msgBacklog"] > row["unackedMessages"]:
+        # No await from here on: no chunk comes in between.
+        if not (chunks := self._incomplete.take_overdue(at, consumer.clock.monotonic())):
+            return
+        if row["msgBacklog"] > row["unackedMessages"] or not consumer.has_come(row):
             await _give_back(consumer, chunks, 0)  # at once: nothing of their key goes before them
             return
         place = MessageId(consumer.partition, int(chunks[0].positions[0]))

@@ -35,7 +35,7 @@ class Consumer(ConsumerCore[V]):
             yield batch
 
     def receive(self, timeout_millis: int | None = None) -> Message[V]:
-        """One message. Raises Timeout if none came in time."""
+        """Return one message. Raises Timeout if none came in time."""
         self._loop.check_process()
         return self._traced(self._receiving.receive(timeout_millis))
 
@@ -45,7 +45,7 @@ class Consumer(ConsumerCore[V]):
         return self._receiving.receive_several(most)
 
     def receive_here(self, most: int) -> list[Message[V]]:
-        """Up to so many messages that are here already."""
+        """Return up to `most` messages that are here already."""
         self._loop.check_process()
         return self._receiving.receive_here(most)
 

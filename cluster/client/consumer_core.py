@@ -38,6 +38,7 @@ from sluice.cluster.client.receiver_queue import ReceiverQueue
 from sluice.cluster.client.typed_values import TypedValues
 from sluice.cluster.typed.variables import V
 from sluice.storage.errors import Fenced, Invalid, NotFound, SluiceError
+from sluice.storage.format.batch import LAST_TIME
 from sluice.storage.format.position import ascending
 
 Rows = npt.NDArray[np.int64]
@@ -378,7 +379,7 @@ class ConsumerCore(OfThisProcess, Generic[V]):
         return together(part.handing_over.offer(to or self.options.name) for part in self.parts)
 
     def is_handed_over(self) -> bool:
-        """Another consumer took over on every partition, and nothing is held here any more."""
+        """Whether another consumer took over on every partition, and nothing is held here any more."""
         return all(part.handing_over.done for part in self.parts) and not self._held()
 
     async def _drain(self, drain_timeout_ms: int, *, for_good: bool) -> None:
@@ -444,7 +445,7 @@ def _sought(to: MessageId | int) -> tuple[dict[str, Any], int | None]:
         if to in (MessageId.earliest, MessageId.latest):
             return {"message_id": "earliest" if to == MessageId.earliest else "latest"}, None
         return {"message_id": f"{to.ledger_id()}:{to.entry_id()}"}, to.partition_index
-    if isinstance(to, int) and not isinstance(to, bool):
+    if isinstance(to, int) and not isinstance(to, bool) and 0 <= to <= LAST_TIME:
         return {"time": to}, None
     raise Invalid(f"seek to a MessageId, or to a time in ms since 1970, not {to!r}")
 

@@ -238,7 +238,7 @@ class Message(OfThisProcess, Generic[V]):
         return dict(self._value("properties") or ())
 
     def publish_timestamp(self) -> int:
-        """When the producer sent it, ms since 1970."""
+        """The time when the producer sent the message, ms since 1970."""
         return int(self._value("publish_time"))
 
     def event_timestamp(self) -> int:
@@ -246,7 +246,7 @@ class Message(OfThisProcess, Generic[V]):
         return int(self._value("event_time") or 0)
 
     def deliver_at(self) -> int:
-        """When it was due, ms since 1970; 0 = at once."""
+        """The time when the message was due, ms since 1970; 0 = at once."""
         return int(self.batch.deliver_at[self.row])
 
     def message_id(self) -> MessageId:
@@ -257,8 +257,9 @@ class Message(OfThisProcess, Generic[V]):
         return int(self.batch.redeliveries[self.row])
 
     def overtook(self) -> bool:
-        """With `nack_order=key`: it was seen before its predecessor was redelivered. The application had this message,
-        then an earlier one of its key was given back and came again, and now this one comes behind it.
+        """Whether the application had this message before an earlier one of its key came again (`nack_order=key`).
+
+        The earlier one was given back and came again, and now this one comes behind it.
         """
         return bool(self.batch.overtook[self.row])
 

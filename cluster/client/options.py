@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from sluice.actors.consumer.chunks import CHUNKS_MS
 from sluice.actors.messages import ACCESS_MODES, AccessMode
 from sluice.actors.messages.limits import SEQUENCES
 from sluice.actors.ownership.names import check_name
@@ -22,7 +23,7 @@ LEAST_DISCOVERY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """When gathered messages go out. Raises Invalid."""
+    """The limits at which gathered messages go out. Raises Invalid."""
 
     max_messages: int = 1000
     max_bytes: int = 128 * 1024
@@ -151,7 +152,7 @@ def consumer_options(
     check_callback("on_ranges", on_ranges, 3)
     check_whole("max_pending_chunked_message", max_pending_chunked_message, 1, MOST_QUEUED)
     expire = expire_time_of_incomplete_chunked_message_ms
-    check_whole("expire_time_of_incomplete_chunked_message_ms", expire, 1, MOST_QUEUED)
+    check_whole("expire_time_of_incomplete_chunked_message_ms", expire, CHUNKS_MS, MOST_QUEUED)
     check_timeout("pattern_auto_discovery_period", pattern_auto_discovery_period)
     if pattern_auto_discovery_period is None or pattern_auto_discovery_period < LEAST_DISCOVERY_S:
         raise Invalid(f"pattern_auto_discovery_period is {LEAST_DISCOVERY_S} s at least")

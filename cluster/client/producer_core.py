@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.actors.consumer.chunks import MOST_BYTES
+from sluice.actors.consumer.chunks import CHUNKS_MS, MOST_BYTES
 from sluice.actors.messages import DELAY_ID
 from sluice.actors.ports import Ports
 from sluice.actors.producer.batches import Outgoing, cut, split
@@ -41,7 +41,7 @@ from sluice.cluster.client.receipts import Receipt, SendCallback, SentMessage, s
 from sluice.cluster.client.settings_input import as_bytes, as_payload, check_callback, check_columns
 from sluice.cluster.typed.variables import S
 from sluice.storage.errors import Fenced, Invalid, SluiceError, Unavailable
-from sluice.storage.format.batch import MAX_MESSAGE_BYTES, StoredBatch, make_batch
+from sluice.storage.format.batch import MAX_MESSAGE_BYTES, StoredBatch, bytes_of, make_batch
 from sluice.storage.format.message_container import MessageContainer
 
 MAX_PENDING_BYTES = 128 * 1024 * 1024
@@ -51,7 +51,7 @@ Pieces = list[tuple[bytes, bytes | None]]
 
 
 @dataclass(eq=False, slots=True)
-class _Gathered:
+class _Singles:
     """Single messages that go out together. first_row: of the producer's messages without key, which are numbered."""
 
     first_row: int
@@ -109,8 +109,8 @@ class ProducerCore(OfThisProcess, Generic[S]):
         self._room = threading.Condition()
         """Guards everything below; waited on for room."""
         self._pending_bytes = self._pending_messages = 0
-        self._open: _Gathered | None = None
-        self._queue: deque[_Gathered | _Columns] = deque()
+        self._open: _Singles | None = None
+        self._queue: deque[_Singles | _Columns] = deque()
         self._send_scheduled = self._timer_set = self._send_scheduled_by_settle = False
         """Calls to the loop's thread that were made and did not run yet: by the user's thread, for a container that was
         opened or is full; by the timer of an open container; by a settled append that finds one open. Each of them ends
@@ -153,12 +153,13 @@ class ProducerCore(OfThisProcess, Generic[S]):
             if batch.deliver_at is not None:
                 self._check_delay(int(batch.deliver_at.max()), now)
             receipt = Receipt(len(batch), self._loop.check_thread)
-            columns = _Columns(receipt, self._split(batch), data.nbytes)
+            columns = _Columns(receipt, self._split(batch), bytes_of(batch.rows))
         except BaseException:
             with self._room:
                 self._give_room(data.num_rows, data.nbytes)
             raise
         with self._room:
+            self._pending_bytes += columns.size - data.nbytes  # a dictionary takes less than the messages that name it
             self._close_container()
             self._queue.append(columns)
             self._call_loop(self._send_all)
@@ -187,13 +188,13 @@ class ProducerCore(OfThisProcess, Generic[S]):
             if deliver_at is not None:
                 self._check_delay(deliver_at, now)
             self._take_room(len(pieces), len(payload))
-            gathered = self._open
-            if gathered is None:
-                gathered = self._open = self._new_container()
-            container = gathered.container
+            singles = self._open
+            if singles is None:
+                singles = self._open = self._new_container()
+            container = singles.container
             before = container.size
             try:
-                sent = gathered.add(
+                sent = singles.add(
                     pieces,
                     as_bytes(partition_key),
                     now,
@@ -206,6 +207,9 @@ class ProducerCore(OfThisProcess, Generic[S]):
             except BaseException:
                 self._give_room(len(pieces), len(payload))
                 raise
+            if len(pieces) > 1:
+                last = container.count - 1
+                singles.receipt.until = {**singles.receipt.until, last: self._ports.clock.monotonic() + CHUNKS_MS}
             self._pending_bytes += container.size - before - len(payload)
             self._row += len(pieces)
             if container.count >= self._batching.max_messages or container.size >= self._batching.max_bytes:
@@ -238,9 +242,9 @@ class ProducerCore(OfThisProcess, Generic[S]):
     def _freed(self) -> None:
         """Tell tasks that wait for room, under the lock."""
 
-    def _new_container(self) -> _Gathered:
+    def _new_container(self) -> _Singles:
         receipt = Receipt(check_wait=self._loop.check_thread)
-        return _Gathered(self._row, receipt, MessageContainer(self._options.pulsar))
+        return _Singles(self._row, receipt, MessageContainer(self._options.pulsar))
 
     def _payload(self, content: object) -> bytes:
         """The payload of a message: of a producer with a schema that of a value. Raises Invalid."""
@@ -351,20 +355,20 @@ class ProducerCore(OfThisProcess, Generic[S]):
             if isinstance(one, _Columns):
                 self._send_parts(one.receipt, one.parts, one.size)
             else:
-                self._send_gathered(one)
+                self._send_singles(one)
 
-    def _send_gathered(self, gathered: _Gathered) -> None:
-        receipt, container = gathered.receipt, gathered.container
+    def _send_singles(self, singles: _Singles) -> None:
+        receipt, container = singles.receipt, singles.container
         receipt.grow(container.count)
-        self._unsettled[receipt] = gathered.callbacks
+        self._unsettled[receipt] = singles.callbacks
         try:
-            parts = self._split(container.build(self._options.name, gathered.first_row))
+            parts = self._split(container.build(self._options.name, singles.first_row))
         except SluiceError as error:
             self._in_flight += 1
-            settle = self._settler(receipt, container.count, container.size, gathered.callbacks)
+            settle = self._settler(receipt, container.count, container.size, singles.callbacks)
             settle(np.arange(container.count), -1, error)
             return
-        self._send_parts(receipt, parts, container.size, gathered.callbacks, single=True)
+        self._send_parts(receipt, parts, container.size, singles.callbacks, single=True)
 
     def _send_parts(
         self,
@@ -386,7 +390,8 @@ class ProducerCore(OfThisProcess, Generic[S]):
             first, self._next[partition] = self._next[partition], self._next[partition] + len(batch)
             self._in_flight += 1
             done = self._settler(receipt, len(batch), share, callbacks)
-            self._parts[partition].send(Outgoing(batch, first, rows, done, share, single=single))
+            # The rows of a user's batch may differ much, and the producer chooses by bytes what goes together.
+            self._parts[partition].send(Outgoing(batch, first, rows, done, share if single else None, single=single))
 
     def _settler(
         self, receipt: Receipt, count: int, size: int, callbacks: dict[int, SendCallback]
@@ -417,7 +422,7 @@ class ProducerCore(OfThisProcess, Generic[S]):
         callbacks: dict[int, SendCallback],
     ) -> None:
         """Tell the outcome of some messages to their receipt and to their callbacks."""
-        receipt.settle(rows, first, error)
+        receipt.settle(rows, first, error, self._ports.clock.monotonic())
         if receipt.done():
             self._unsettled.pop(receipt, None)
         for row in rows.tolist() if callbacks else ():

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sluice.actors.consumer.chunks import CHUNKS_MS
 from sluice.cluster.base.loop import wake_task
 from sluice.cluster.client.message import MessageId
 from sluice.cluster.client.settings_input import check_timeout
@@ -24,6 +25,11 @@ _OPEN, _CONFIRMED, _FAILED = 0, 1, 2
 _NO_PARTITIONS: npt.NDArray[np.uint16] = np.empty(0, np.uint16)
 _NO_STATES: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 _NO_NUMBERS: npt.NDArray[np.int64] = np.empty(0, np.int64)
+_NO_ROWS: dict[int, int] = {}
+_LATE = (
+    f"the chunks of the message took more than {CHUNKS_MS // 1000} s; its outcome is unknown, for a consumer may have "
+    "dropped the first ones"
+)
 
 
 class Receipt:
@@ -40,6 +46,8 @@ class Receipt:
         self._changed = threading.Condition()
         self._tasks: dict[asyncio.Future[None], tuple[asyncio.AbstractEventLoop, int | None]] | None = None
         """Tasks that wait, each for one row or for all. None while no task waits: most receipts never have one."""
+        self.until: dict[int, int] = _NO_ROWS
+        """Of messages in chunks: the rows of their last ones, and until when (monotonic ms) these are to be stored."""
         self.grow(count)
 
     def grow(self, count: int) -> None:
@@ -51,10 +59,10 @@ class Receipt:
         self._states: npt.NDArray[np.uint8] = np.zeros(count, np.uint8) if count else _NO_STATES
         self._open = count
 
-    def settle(self, rows: npt.NDArray[np.int64], first: int, error: SluiceError | None) -> None:
+    def settle(self, rows: npt.NDArray[np.int64], first: int, error: SluiceError | None, now: int = 0) -> None:
         """Note the outcome of some rows, and wake their waiters.
 
-        first: position of the first of these rows, the others follow it; -1 if it is not known.
+        first: position of the first of these rows, the others follow it; -1 if it is not known. now: monotonic ms.
         """
         with self._changed:
             if error is None:
@@ -64,6 +72,9 @@ class Receipt:
             else:
                 self.error = self.error or error
             self._states[rows] = _CONFIRMED if error is None else _FAILED
+            if late := [row for row in rows.tolist() if self.until.get(row, now) < now] if self.until else None:
+                self.error = self.error or Unavailable(_LATE)
+                self._states[late] = _FAILED
             self._open -= len(rows)
             self._changed.notify_all()
             if self._tasks:
@@ -187,7 +198,7 @@ class SentMessage:
         return self._receipt.until_settled(self._row)
 
     def callbacks(self, callback: SendCallback) -> dict[int, SendCallback]:
-        """The rows whose outcome is told, and to which function, so that this one is called once."""
+        """Return the rows whose outcome is reported, each with its function, so that this one is called once."""
         return {self._row: callback}
 
 

@@ -33,7 +33,7 @@ EARLY_S = 1e-6
 QUEUED_BYTES = 64 * 1024 * 1024
 """While messages of so many bytes wait here nothing more is fetched, unless somebody wants more of them at once."""
 WANTED_S = 10.0
-"""So long more is fetched for a caller who did not get that many at once, and who may never ask again."""
+"""The time for which more is fetched for a caller who did not get that many at once, and who may never ask again."""
 
 
 NothingArrived = Timeout
@@ -89,7 +89,7 @@ class ReceiverQueue:
             return len(self._current) + sum(len(part) for _, part, _ in self._queue) >= self._wanted
 
     def end(self, error: SluiceError) -> None:
-        """Nothing arrives any more: waiting and later receivers that find nothing get the first such error."""
+        """End the queue: waiting and later receivers that find nothing get the first such error."""
         with self.lock:
             self._ended = self._ended or error
             self._arrived.notify_all()
@@ -168,7 +168,7 @@ class ReceiverQueue:
             return taken
 
     def receive_here(self, most: int) -> list[Message[Any]]:
-        """Up to so many messages that are here. Raises the error of `end` if there are none."""
+        """Return up to `most` messages that are here. Raises the error of `end` if there are none."""
         with self.lock:
             taken: list[Message[Any]] = []
             while len(taken) < most and (message := self._next_message()) is not None:
@@ -328,7 +328,7 @@ class ReceiverQueue:
 
 
 def _deadline(now: float, timeout_ms: float | None) -> float | None:
-    """When the wait is over, in seconds; None: never. Raises Invalid."""
+    """Return the end of the wait, in seconds; None: never. Raises Invalid."""
     if timeout_ms is None:
         return None
     if not isinstance(timeout_ms, int | float) or math.isnan(timeout_ms):

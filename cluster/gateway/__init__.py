@@ -1,1 +1,1 @@
-"""Where Pulsar's clients connect: the listener of a gateway."""
+"""The listener of a gateway, to which Pulsar's clients connect."""

@@ -1,7 +1,7 @@
 """Authentication of Pulsar's clients: by a token, by a name and a password, or by either, as the settings say.
 
-Settings can give a role to those who present nothing that is looked at here (`pulsar_anonymous_role`). Whoever presents
-a token or a password that is wrong is refused in any case. Which rights roles have is decided elsewhere
+Settings can give a role to clients that present nothing that is looked at here (`pulsar_anonymous_role`). A client that
+presents a wrong token or password is refused in any case. The rights of roles are decided elsewhere
 (actors.policies.authorization).
 """
 

@@ -1,10 +1,10 @@
 """Connections with TLS, from the moment when they are accepted until both sides have shaken hands.
 
 Each handshake has the newest certificates, and a context that no renewal changes: a session that was begun under an
-authority which is trusted no more cannot be taken up again, because the keys for that are the context's own.
+authority that is no longer trusted cannot be taken up again, because the keys for that are the context's own.
 
-Whoever connects and says nothing holds a socket. So handshakes are counted, as strangers are: where there are as many
-as may be, in all or from one address, the oldest one makes room.
+A client that connects and sends nothing holds a socket. So handshakes are counted, as strangers are: where there are as
+many as may be, in all or from one address, the oldest one makes room.
 """
 
 from __future__ import annotations

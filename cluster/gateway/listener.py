@@ -113,7 +113,7 @@ class PulsarGateway(GatewayActor):
             self.ports.spawn(renewed.run(), "renewal")
 
     async def _serve(self) -> None:
-        """For as long as the actor lives; it ends with its connections, so that clients look for another one."""
+        """Serve as long as the actor lives. Its connections end with it, so that clients look for another gateway."""
         try:
             await self._port_holder.run()
         finally:
@@ -156,7 +156,7 @@ class PulsarGateway(GatewayActor):
 
 
 def _rate(settings: Mapping[str, Any], what: str) -> Rate | None:
-    """Of each role, if settings name one."""
+    """Return the rate that settings allow each role; None if they name none."""
     messages, size = (int(settings.get(f"pulsar_{what}_rate_per_role_{unit}", 0)) for unit in ("messages", "bytes"))
     return Rate(messages or -1, size or -1) if messages or size else None
 
@@ -209,17 +209,17 @@ class _Socket(asyncio.BufferedProtocol):
             self.limit(max(min(WRITE_BYTES, share), LEAST_WRITE_BYTES))
 
     def limit(self, size: int) -> None:
-        """So much may wait to be sent."""
+        """Set how many bytes may wait to be sent."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.set_write_buffer_limits(high=size)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to read to: little while it is not known who speaks."""
+        """Return the buffer to read to: GREETING_BYTES of it until the client is known."""
         known = self._conversation is not None and self._conversation.greeted
         return self._buffer if known else self._buffer[:GREETING_BYTES]
 
     def buffer_updated(self, count: int) -> None:
-        """So many bytes were read."""
+        """Pass on the `count` bytes that were read."""
         if self._conversation is None:
             return
         if self._head is None:

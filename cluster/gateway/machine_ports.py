@@ -1,7 +1,8 @@
 """The ports of this machine, which the kernel gives to one gateway (actors.pulsar.conversation.gateway.port_claims).
 
-Who holds the lock of a file in the data folder is the gateway of this machine: the kernel lets go of it with the
-process, however that ends. So no port is shared, neither with another gateway of this cluster nor with another program.
+The gateway of this machine is the process that holds the lock of a file in the data folder. The kernel releases the
+lock when the process ends, however it ends. So no port is shared, neither with another gateway of this cluster nor with
+another program.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     till:$2y$10$...
 
-Passwords are hashed with bcrypt. It is made to be slow, so it has a thread of its own, one for all: who guesses holds
-up others that come with a password, and nobody else. What was right once is known from then on, for who asks by HTTP
-says it with every request.
+Passwords are hashed with bcrypt. bcrypt is made to be slow, so it has a thread of its own, one for all: a client that
+guesses delays others that come with a password, and no one else. A password that was right once is known from then on,
+because a client by HTTP sends it with every request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_COST = 12
 """A quarter of a second on a fast machine: who hashes with more makes clients wait."""
 _HASH = re.compile(r"\$2[aby]\$([0-9]{2})\$[./A-Za-z0-9]{53}")
 MOST_CHECKS = 50
-"""So many passwords are being compared or wait for it; who comes beyond that is told to come again."""
+"""The number of passwords that are being compared, or wait for it. A further client is asked to come again."""
 _BYTES = 72
 """bcrypt looks no further."""
 

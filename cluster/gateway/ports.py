@@ -99,8 +99,9 @@ def service_url(data_dir: Path, wanted: int, scheme: str = PLAIN) -> str:
 
 
 def pulsar_of(data_dir: Path, settings: Mapping[str, Any], machine: str = "") -> dict[str, str]:
-    """What the answer to who starts a cluster says of it: nothing if no client was to be served. machine: this one's
-    address, as of `bound_hosts`.
+    """Return the Pulsar part of the answer to the program that starts a cluster; empty if no client was to be served.
+
+    machine: this one's address, as `bound_hosts` takes it.
     """
     host = bound_hosts(settings, machine)[-1]
     host = LOOPBACK if host == "0.0.0.0" else host

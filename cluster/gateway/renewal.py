@@ -1,9 +1,8 @@
 """Keys, passwords and certificates that are renewed while a process runs.
 
-Their files are looked at every LOOK_S. When one has changed, what is made of them is made anew and used from then on
-for who comes. Whoever is connected stays; a token counts until it ends. If nothing can be made of the files, because
-one is damaged or only one of a pair is there yet, what was before stays in force, and that is an alarm until it is
-mended.
+The process looks at their files every LOOK_S. When a file has changed, the process reads the files again and uses them
+for new clients. A client that is connected stays; a token counts until it ends. If the files cannot be used, because
+one is damaged or only one of a pair is there yet, the earlier ones stay in force. That is an alarm until it is mended.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ State = tuple[tuple[int, int, int] | None, ...]
 
 
 class Renewed(Generic[T]):
-    """What is made of files, and of the newest ones that are good. Raises what `make` raises, at first."""
+    """A value that is made of the newest good files. The constructor raises what `make` raises."""
 
     def __init__(self, files: Sequence[str], make: Callable[[], T]) -> None:
         self._files, self._make = files, make
@@ -58,7 +57,7 @@ class Renewed(Generic[T]):
 
 
 def _state(files: Sequence[str]) -> State:
-    """By which a change shows."""
+    """Return the state of the files; a change of a file changes it."""
     found: list[tuple[int, int, int] | None] = []
     for file in files:
         try:
@@ -74,7 +73,7 @@ def _named(settings: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 
 
 class RenewedAuthentication(Renewed[Authenticate | None]):
-    """Who clients are, by the newest keys and passwords."""
+    """The authentication of clients by the newest keys and passwords."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(_named(settings, KEY_FILES), lambda: authenticate_by(settings))
@@ -90,7 +89,7 @@ class RenewedAuthentication(Renewed[Authenticate | None]):
 
 
 class RenewedTls(Renewed[ssl.SSLContext | None]):
-    """What a handshake shows, and whom it trusts, by the newest certificates; None if no certificate is named."""
+    """The TLS context for handshakes, by the newest certificates; None if settings name no certificate."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(_named(settings, TLS_FILES), lambda: context_of(settings))

@@ -39,7 +39,7 @@ def context_of(settings: Mapping[str, Any]) -> ssl.SSLContext | None:
 
 
 def identity_of(certificate: Mapping[str, Any] | None) -> Certified | None:
-    """Whom a certificate that was verified names, by its common name, and until when; None without one."""
+    """Return the common name of a certificate that was verified, and when it ends; None without a name."""
     for part in (certificate or {}).get("subject", ()):
         for name, value in part:
             if name == "commonName" and value and certificate:

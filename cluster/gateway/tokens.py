@@ -69,7 +69,7 @@ class WantedClaims:
 
 
 def wanted_claims(settings: Mapping[str, Any]) -> WantedClaims:
-    """Those that settings name."""
+    """Return the claims that settings name."""
     given = {
         "role": settings.get("pulsar_token_auth_claim"),
         "audience": settings.get("pulsar_token_audience"),
@@ -121,7 +121,7 @@ class TokenAuthenticator:
 
 
 def _roles_in(claims: Mapping[str, Any], name: str) -> list[str]:
-    """At least one; a subject is one alone. Raises Rejected."""
+    """Return the roles in the claim of this name: at least one, and one alone in a subject. Raises Rejected."""
     given = claims.get(name)
     roles = given if isinstance(given, list) and name != SUBJECT else [given]
     if not 0 < len(roles) <= MOST_ROLES or not all(isinstance(role, str) and role and _is_text(role) for role in roles):

@@ -72,7 +72,7 @@ MOST_AGE = "history.expire.max-snapshot-age-ms"
 """Iceberg's own property of a table: how long its snapshots are kept. A table is made with WEEK_MS."""
 WEEK_MS = 7 * 24 * 3600 * 1000
 ATTEMPTS = 5
-"""So often a commit that lost its race is made anew."""
+"""The number of attempts of a commit that loses its race."""
 LEDGERS, GONE = "sluice.ledgers", "sluice.ledgers-gone"
 """Properties of a snapshot: PARTITION:LEDGER, divided by spaces."""
 _NO_RETRIES = {"commit.retry.num-retries": "0"}  # a lost race means to compare again, not to commit the same again

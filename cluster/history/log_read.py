@@ -97,7 +97,7 @@ class LogRead:
 
     @classmethod
     def from_options(cls, options: Any, topic: str, client: Connect, most: int = 1_000_000) -> LogRead:
-        """By the options of a read. Raises Invalid."""
+        """Make a read by its options. Raises Invalid."""
         history = given(options, "history") or AUTO
         if history not in (AUTO, ONLY, OFF):
             raise Invalid(f"the option 'history' is auto, only or off, not {history!r}")

@@ -2,8 +2,8 @@
 
 A view has the columns of cluster.client.bulk.READABLE, with times as timestamps, and the rows that Spark sees. DuckDB
 itself reads the ledgers that lie in the object store as files; the others come as Arrow from the read path of the
-client, anew for each scan of a query, and only as far as the query goes on reading. A range of a ledger never changes,
-so several scans see the same rows.
+client. Each scan of a query reads them again, and only as far as it goes on. A range of a ledger never changes, so
+several scans see the same rows.
 
 Keys and payloads are bytes. DuckDB's own cast of bytes to text escapes what is not ASCII; here `cast(key AS string)` is
 UTF-8, as in Spark. Names in backticks, `timestamp_millis` and `unix_millis` are known as well.

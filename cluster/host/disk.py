@@ -6,7 +6,7 @@ from the event loop. Reading has threads of its own, so that a long sync does no
 A small append that finds the thread idle is done where it is asked for, as long as the disk is quick: two changes of
 threads take more processor time than such a write, and what comes meanwhile would wait for it anyway. As soon as one
 takes longer than QUICK_S, the thread has them all again for SLOW_FOR_S, or for SLOW_TIMES what it took: while a sync
-takes a fifth of a second, whoever else runs on the event loop hardly notices.
+takes a fifth of a second, the other actors on the event loop hardly notice.
 
 A failed write or sync is final (after a failed fsync Linux takes the pages for clean and reports success the next
 time, so nothing that follows could be believed): from then on every call raises DiskFailed. The next process reads
@@ -119,7 +119,7 @@ class FileDisk:
         return await self._write(self._append, name, parts, sync, witness)
 
     async def read(self, name: str, offset: int, length: int) -> bytes:
-        """Up to `length` bytes from `offset`. Raises NotFound."""
+        """Return up to `length` bytes from `offset`. Raises NotFound."""
         return await self._read(self._pread, name, offset, length)
 
     async def size(self, name: str) -> int:

@@ -2,8 +2,8 @@
 
 They go through ray.util.metrics, so Ray's own agent exports them (with the prefix `ray_`, as for all). Names are
 Pulsar's where Pulsar has one. No key, hash or message id is ever a label: magnitude is a metric, identity is a question
-(`./sluice subscriptions explain`, `blocked-keys`). Totals are gauges of a count since the owner started, because an
-owner that is replaced starts anew; a topic or subscription that is closed (nobody uses it) has none.
+(`./sluice subscriptions explain`, `blocked-keys`). Totals are gauges of a count since the owner started, because a new
+owner counts from 0. A topic or subscription that is closed (nobody uses it) has none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Metric:
 
     @property
     def help(self) -> str:
-        """The description for who sees nothing but this series."""
+        """The description for a person who sees nothing but this series."""
         counts = self.name.endswith(("_total", "_expired", "_op_count")) and self is not BUCKETS
         return f"{self.description}, since the owner started" if counts else self.description
 

@@ -64,7 +64,7 @@ class ProcessActors:
         self._dropped = dropped
         self._actors: dict[str, _Running] = {}
         self._failed: dict[str, str] = {}
-        """Why the last actors that failed here did: who looks for them is told."""
+        """Why the last actors that failed here did. Callers that look for them get the reason."""
         self._releasing: dict[asyncio.Task[None], None] = {}
 
     async def start(self, kind: str, actor: str, settings: dict[str, Any]) -> Address:

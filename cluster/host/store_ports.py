@@ -55,7 +55,7 @@ class _Pool:
             raise Unavailable(f"the store refuses: {error}") from error
 
     async def repeated(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Up to ATTEMPTS attempts while the store is Unavailable; pauses of 50, 100, 200 ms, up to half more."""
+        """Try up to ATTEMPTS times while the store is Unavailable, with pauses of 50, 100, 200 ms, up to half more."""
         for attempt in range(ATTEMPTS - 1):
             try:
                 return await self.once(call, *arguments)

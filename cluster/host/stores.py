@@ -28,7 +28,7 @@ from sluice.storage.stores.objects import LocalObjects, MemoryObjects, ObjectSto
 
 METADATA_FILE = "metadata.db"
 _AUTHORITY = re.compile("://[^/]*@")
-"""Who asks, as it stands in front of a host."""
+"""The user's name and password, as they stand in front of a host."""
 
 
 def open_objects(url: str, endpoint: str | None = None) -> AsyncObjects:
@@ -73,7 +73,7 @@ def read_objects(url: str, endpoint: str | None = None) -> ObjectStore:
 
 
 def object_url(store: ObjectStore, name: str) -> str:
-    """Where programs that are not Sluice find an object. Raises Invalid for a store that no other process sees."""
+    """Return the URL at which other programs find an object. Raises Invalid for a store that no other process sees."""
     url_of = getattr(store, "url_of", None)
     if url_of is None:
         raise Invalid("objects in memory are seen by nobody else")
@@ -106,7 +106,7 @@ def check_stores(urls: Iterable[str], endpoint: str | None = None) -> None:
 
 
 def _warn_of_plain_http(endpoint: str) -> None:
-    """Without TLS, messages and what signs the requests go over the network for all to read and to change."""
+    """Warn of a store without TLS: others on the network can read and change messages, and what signs the requests."""
     parts = urlsplit(endpoint)
     host = parts.hostname or ""
     if parts.scheme == "http" and host != "localhost" and not _is_loopback(host):

@@ -51,23 +51,23 @@ class HeadAlone(asyncio.Protocol):
         self._behind = behind
 
     def data_received(self, data: bytes) -> None:
-        """In a body the end of a line may look like that of a head: to the parser a cut more or less means nothing."""
+        """Pass the bytes on, cut at the first empty line. In a body such a cut means nothing to the parser."""
         head, end, rest = data.partition(b"\r\n\r\n")
         self._behind.data_received(head + end)
         if rest:
             self._behind.data_received(rest)
 
     def eof_received(self) -> bool | None:
-        """Nothing more comes."""
+        """Pass on that no more bytes come."""
         return self._behind.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._behind.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Written bytes pile up."""
+        """Pass on that written bytes pile up."""
         self._behind.pause_writing()
 
     def resume_writing(self) -> None:
-        """It was taken."""
+        """Pass on that the written bytes were taken."""
         self._behind.resume_writing()

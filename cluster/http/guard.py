@@ -1,9 +1,9 @@
 """The checks of every HTTP request to this machine: its origin, its token, and errors as one line of JSON.
 
-No page in a browser reaches a server here. A Host header that is not the loopback's, nor a name that the server is told
-to have, is refused: that is how a made-up name would look that a page points here. So is an Origin header of anywhere
-else: browsers send it with whatever a page sends to change something. And so is a Sec-Fetch-Site header of anywhere
-else, which browsers send with pictures, links and scripts as well.
+No page in a browser reaches a server here. A Host header is refused unless it is the loopback's or a name that the
+server was given: a made-up name that a page points here would look like that. An Origin header of any other place is
+refused: browsers send it with all that a page sends to change something. A Sec-Fetch-Site header of any other place is
+refused as well, which browsers also send with pictures, links and scripts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ STREAM_S, STREAM_UNTIL = 30.0, web.RequestKey("stream_until", float)
 then. The second is where a request says when, by the monotonic clock.
 """
 ASKER = web.RequestKey("asker", str)
-"""The roles of who asks, as one text. The operator, who has the token, and who needs no credentials have none."""
+"""The client's roles, as one text; empty for the operator, who has the token, and for a client that needs no
+credentials.
+"""
 CARRIED = web.RequestKey("carried", asyncio.Future)
 """What carries a request out that was let in, where that goes on when its client has left."""
 BY_TOKEN = "the token of this interface"
@@ -56,9 +58,10 @@ PORT_FILE = "admin-port"
 
 @dataclass(frozen=True)
 class RoleGuard:
-    """Lets those in who have a role, for what their roles may do. roles: of who asks. check: raises Forbidden.
+    """A guard that lets in clients with a role, for what the role may do. roles: of a client. check: raises Forbidden.
 
-    roles raises Invalid for credentials that are none, and Overloaded. audit: told what was done, or refused, by whom.
+    roles raises Invalid for credentials that are none, and Overloaded. audit: gets each request that was done or
+    refused, with its client.
     """
 
     roles: Callable[[web.Request], Awaitable[Sequence[str]]]
@@ -66,7 +69,7 @@ class RoleGuard:
     audit: Callable[[Sequence[str], web.Request, web.StreamResponse], None] = lambda *_: None
 
     async def answer(self, request: web.Request, handler: Handler, *names: str) -> web.StreamResponse:
-        """As `answered`, for who may ask for this."""
+        """Answer as `answered` does, if the client's roles may ask for this."""
         try:
             roles = await self.roles(request)
         except Invalid as error:
@@ -87,7 +90,7 @@ class RoleGuard:
     async def audited(
         self, roles: Sequence[str], request: web.Request, handler: Handler, *names: str
     ) -> web.StreamResponse:
-        """As `answered`, and what it came to is written down, also if whoever asked has left before it is done."""
+        """Answer as `answered` does, and audit the outcome, also if the client leaves before the work is done."""
         try:
             answer = await answered(request, handler, *names)
         except asyncio.CancelledError:
@@ -106,9 +109,9 @@ class RoleGuard:
 
 
 def guard(token: str, open_paths: Collection[str], where: str, others: RoleGuard | None = None) -> Any:
-    """A middleware. token: what `Authorization: Bearer` must say, but for open_paths, which hold nothing.
+    """Return a middleware. token: what `Authorization: Bearer` must say, but for open_paths, which hold nothing.
 
-    where: where a person finds the token, as the end of a sentence. others: asked about who has another one.
+    where: where a person finds the token, as the end of a sentence. others: decides about clients with another one.
     """
 
     @web.middleware
@@ -148,7 +151,7 @@ async def answered(request: web.Request, handler: Handler, *names: str, linked: 
 
 
 def _answer_to(error: BaseException, request: web.Request) -> web.Response:
-    """What whoever asked is told of an error."""
+    """Return the response that tells a client of an error."""
     if isinstance(error, SluiceError):
         status = next((code for kind, code in STATUS if isinstance(error, kind)), 500)
         return web.json_response({"reason": str(error)}, status=status)

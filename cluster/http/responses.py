@@ -11,7 +11,8 @@ takes what was begun before it came, so each answer knows of every change that w
 the same answers is made at a time, and lies in memory once for all who read it.
 
 A role, or all who are nobody in particular, has its own share, so that one role cannot use up that of the others. The
-operator, who has the token of the admin port, waits for no role: it is by this token that a cluster in trouble is seen.
+operator, who has the token of the admin port, waits for no role, because with this token one looks at a cluster in
+trouble.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ STREAMED_BYTES = 1024 * 1024
 MADE, MADE_OF_ONE = 4, 2
 """So many large answers are made at the same time, for all roles and for one."""
 REST, REST_MOST_S = 3, 3.0
-"""After an answer was made the next one waits so many times as long as that took, and so many seconds at most: who asks
-and asks leaves the others half of the processor.
+"""After an answer was made the next one waits REST times as long as that took, and REST_MOST_S at most. So a client
+that asks and asks leaves the others half of the processor.
 """
 HELD_S, WAIT_S = 10.0, 30.0
 """An answer may be unread for so long while others wait; so long a request waits before it is refused."""

@@ -34,8 +34,8 @@ MAX_DEPTH = 100
 """Of JSON: what reads and writes it calls itself for each level."""
 _logger = logging.getLogger("sluice.http")
 _logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
-"""For what goes wrong here. What is no HTTP is its sender's affair, who is told: its lines, credentials among them, do
-not belong into a log, and strangers would fill that.
+"""The log of what goes wrong here. Input that is no HTTP is its sender's affair, and the sender gets the reason. Its
+lines, credentials among them, do not belong into a log, and strangers would fill that.
 """
 _BODY_SECONDS = web.AppKey("body_seconds", float)
 _COUNTED = web.RequestKey("counted", str)
@@ -48,10 +48,11 @@ class HttpServer:
     and so does a GET; any other request that was let in is carried out to its end.
 
     connection_seconds: how long a client may keep a connection without a request, or take to send a body, or to read a
-    piece of an answer. Who comes when `most` connections are there takes the place of the oldest on which nothing is
-    being answered, so that nobody who only connects keeps others out; if there is none, of the oldest whose client
-    waits for its turn or does not read; and if there is none of these, he is sent away. A role may have half of `most`
-    requests under way, so that it keeps neither another one out nor the operator.
+    piece of an answer. A client that comes when `most` connections are there takes the place of the oldest connection
+    on which nothing is being answered, so that clients that only connect keep no others out. If there is none, it takes
+    the place of the oldest one whose client waits for its turn or does not read. If there is none of these either, it
+    is sent away. A role may have half of `most` requests under way, so that it keeps neither another one out nor the
+    operator.
     """
 
     def __init__(

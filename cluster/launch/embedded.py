@@ -105,7 +105,7 @@ class LocalPlaces:
         return self._actors.name
 
     def cordon(self, nodes: Sequence[str]) -> None:
-        """There is one, which is never drained."""
+        """Do nothing: there is one node, which is never drained."""
 
     async def vacate(self, node: str) -> list[str]:
         return []

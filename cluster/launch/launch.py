@@ -406,7 +406,7 @@ def down(data_dir: Path) -> dict[str, Any]:
 
 
 def _end(root: Path, state: dict[str, Any]) -> int:
-    """Politely, as far as that is possible, and then by process id."""
+    """End the processes politely where that is possible, and then by process id."""
     try:
         _stop(state)
     except Exception:  # an interrupt that meets the import of Ray halfway leaves a library that can do nothing

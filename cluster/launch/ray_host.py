@@ -77,7 +77,7 @@ class ActorFactory(Protocol):
 class Requests:
     """The requests of other processes to this one, which wait until it has booted.
 
-    It stands beside the host because Ray wraps every method of an actor's class, also for who calls it directly.
+    The class stands beside the host because Ray wraps every method of an actor's class, also for direct calls.
     """
 
     def __init__(self, actors: ProcessActors, ready: Callable[[], Awaitable[object]]) -> None:

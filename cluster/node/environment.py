@@ -164,7 +164,7 @@ def short_folder(note: list[str] | None = None) -> str:
 
 
 def ray_folder(session: str) -> str:
-    """Where Ray works in a session folder."""
+    """Return Ray's working folder within a session folder."""
     return f"{session}/{RAY_FOLDER}"
 
 

@@ -46,9 +46,9 @@ def prepare_folder(data_dir: Path) -> Path:
 
 
 def refuse_foreign(data_dir: Path) -> None:
-    """Raises Invalid if another user than root could have put something into the folder; OSError.
+    """Raise Invalid if another user than root could have put something into the folder; OSError.
 
-    Whoever writes its token or its state file decides who may use the cluster, and what `down` ends.
+    A user who writes its token or its state file decides who may use the cluster, and which processes `down` ends.
     """
     refuse_writable_by_others(f"the data folder {data_dir}", data_dir.stat())
     for path in (data_dir, *data_dir.iterdir()):

@@ -1,16 +1,16 @@
 """Starts Ray nodes without the processes that Sluice does not use, and with patience on a busy machine.
 
-Ray starts an autoscaler's monitor, a log monitor and a dashboard's server beside every head, each of which imports all
-of Ray (four seconds of processor time together), and waits for the last of them before anything else may begin. Nobody
-scales this cluster, reads its workers' logs from afar, or looks at its dashboard, which Sluice's own admin server
-replaces. `ray start` has options for the first two; what `ray.init` starts has none, so for as long as `bare_nodes`
-lasts the class that starts a node's processes leaves them out.
+Ray starts three processes beside every head: an autoscaler's monitor, a log monitor and a dashboard's server. Each of
+them imports all of Ray (four seconds of processor time together), and Ray waits for the last one before anything else
+may begin. Nobody scales this cluster, or reads its workers' logs from afar, and Sluice's own admin server replaces the
+dashboard. `ray start` has options for the first two; `ray.init` has none. So for as long as `bare_nodes` lasts, the
+class that starts a node's processes leaves them out.
 
-A node that has not appeared after thirty seconds is given up by Ray, which is too soon where twenty processes share two
-processors. Here it is waited for until PATIENCE_S.
+Ray gives up a node that has not appeared after thirty seconds, which is too soon where twenty processes share two
+processors. Here the wait lasts until PATIENCE_S.
 
-All this is inside Ray and may look different in another version of it. What is not as expected is left as it is, with
-one line in the log: then nodes start as Ray starts them, which takes longer.
+All this is inside Ray and may look different in another version of it. A part that is not as expected stays as it is,
+with one line in the log. Nodes then start as Ray starts them, which takes longer.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def _bare(node: Any) -> Any:
             super().__init__(ray_params, *arguments, **options)
 
         def start_api_server(self, *_: Any, **__: Any) -> None:
-            """Nobody asks it anything."""
+            """Start nothing: nobody asks the dashboard's server anything."""
 
     return BareNode
 
 
 def _patient(get_node: Any) -> Any:
     def patient(*arguments: Any, **options: Any) -> Any:
-        """The node's row, or what Ray raises if it is not there after PATIENCE_S."""
+        """Return the node's row, or raise what Ray raises if it is not there after PATIENCE_S."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:

@@ -34,8 +34,9 @@ with bare_nodes():
     scripts.main()
 """
 """The `ray` command. The switch that keeps Ray on the loopback makes the command refuse a second node, and nothing
-else: the nodes themselves work. So the command alone is told that the switch is off. It would also open a port for
-Ray's remote clients, which nothing here uses, if it did not believe that they cannot be served."""
+else: the nodes themselves work. So only the command gets the switch as off. It would also open a port for Ray's remote
+clients, which nothing here uses, if it did not believe that they cannot be served.
+"""
 
 SLOW_START = "timed out during startup"
 """What Ray says when a node was not there in time, which happens on a busy machine. Then it is tried again."""

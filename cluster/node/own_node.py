@@ -1,11 +1,11 @@
 """Ends a process when its Ray node was given up.
 
-If a raylet hangs, Ray gives its node up after a while and starts the controller again elsewhere, but the processes of
-that node live on: nobody finds them any more, while whoever is connected to them is served as before. The old
-controller would tell for ever where everybody was, bookies would keep the locks of their disks, and owners would be in
-service beside those that take their place. When the raylet goes on it ends them all; so each of them does it at once.
+If a raylet hangs, Ray gives its node up after a while and starts the controller again elsewhere. But the processes of
+that node live on: no new caller finds them, and connected callers are served as before. The old controller would answer
+for ever where each actor was, bookies would keep the locks of their disks, and owners would be in service beside those
+that take their place. When the raylet goes on it ends them all; so each of them ends itself at once.
 
-Ray answers this question without the raylet.
+Ray answers without the raylet whether a node was given up.
 """
 
 from __future__ import annotations

@@ -62,8 +62,10 @@ def _is_here(process: str) -> bool:
 
 
 class _Watched:
-    """One process, and who waits for its end. One that gives up costs the others nothing: ten thousand consumers of a
-    process may do so at once, each of whom `asyncio.shield` would look for among all.
+    """A process, and the callers that wait for its end.
+
+    A caller that gives up costs the others nothing. Ten thousand consumers of a process may do so at once, and
+    `asyncio.shield` would look for each of them among all.
     """
 
     def __init__(self, pid_and_start: str) -> None:
@@ -121,7 +123,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process began, in the kernel's ticks since the boot; empty if there is none of that number."""
+    """Return when a process began, in the kernel's ticks since the boot; empty if there is none of that number."""
     try:
         # The second field is the program's name in brackets, which may hold anything.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

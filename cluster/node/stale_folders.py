@@ -30,9 +30,9 @@ def claim(folder: Path) -> None:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Nobody else who asks for this uses the folder meanwhile. Raises Invalid if somebody does.
+    """Lock the folder against other callers of this function for the block. Raises Invalid if it is locked.
 
-    The folder itself is locked, so that nothing is left in it.
+    The lock is on the folder itself, so that nothing is left in it.
     """
     handle = keep_from_children(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     try:

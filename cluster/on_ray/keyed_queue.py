@@ -264,7 +264,7 @@ class KeyedQueue:
         return self.qsize()
 
     def empty(self) -> bool:
-        """Nothing is left that is not acknowledged."""
+        """Return whether no message is left that is not acknowledged."""
         return self.qsize() == 0
 
     def full(self) -> bool:

@@ -100,7 +100,7 @@ class _Ranges(Datasource):  # type: ignore[misc]
         return f"Sluice({self._topic})"
 
     def estimate_inmemory_data_size(self) -> int | None:
-        """Not known before it is read."""
+        """Return None: the size is not known before the data is read."""
         return None
 
     def get_read_tasks(
@@ -119,7 +119,7 @@ def _metadata(rows: int) -> BlockMetadata:
 
 
 def _read(topic: str, wanted: StoredRange, connect: dict[str, Any]) -> Iterator[pa.Table]:
-    """In a task."""
+    """Read a range in a task."""
     with connect_to(**connect) as client:
         for batch in rows_in(client, topic, wanted):
             yield pa.Table.from_batches([batch], ROWS)

@@ -135,7 +135,7 @@ SECTIONS = {"topic": TopicSection, "subscription": SubscriptionSection, "bookie"
 
 
 class Configuration(BaseSettings):
-    """Everything about a cluster that can be set. Make it with `load`."""
+    """The settings of a cluster. Make them with `load`."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", nested_model_default_partial_update=True

@@ -25,8 +25,9 @@ MOST_HTTP_CONNECTIONS = 200
 
 
 def limits_of(settings: Mapping[str, Any]) -> tuple[int, int]:
-    """How many connections of clients a gateway keeps, in all and from one address: what settings say, as far as this
-    process may open so many. It is logged where that is less.
+    """Return how many connections of clients a gateway keeps, in all and from one address.
+
+    The settings say how many, unless this process may not open that many. A lower number is logged.
     """
     wanted = int(settings.get("pulsar_max_connections", MOST_CONNECTIONS))
     per_address = int(settings.get("pulsar_max_connections_per_address", MOST_PER_ADDRESS))

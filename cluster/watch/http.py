@@ -73,7 +73,7 @@ class WatchHttp:
         self._feed = Feed(ports, owners, audits)
 
     def routes(self) -> list[web.RouteDef]:
-        """To be added to an application whose guard lets PAGE_PATHS through without a token, and nothing else."""
+        """Return routes for an application whose guard lets PAGE_PATHS through without a token, and nothing else."""
         return [
             *page_routes(),
             web.get("/watch/subscriptions", large(self._subscriptions)),

@@ -110,8 +110,9 @@ def _ledgers(stats: Stats) -> list[dict[str, Any]]:
 
 
 def concerned(topic: str, subscription: str, status: Stats | None) -> Stats | None:
-    """The controller's view without the owners of other topics and subscriptions: who may look at one of them need not
-    know of the others.
+    """Return the controller's view without the owners of other topics and subscriptions.
+
+    A client that may look at one of them need not know of the others.
     """
     if status is None:
         return None

@@ -85,7 +85,7 @@ class Connection:
         return number, future
 
     def discard(self, number: int) -> None:
-        """Nobody waits for this answer any more."""
+        """Forget a request whose answer nobody waits for any more."""
         self._asked.pop(number, None)
 
     def orphans(self) -> list[asyncio.Future[Answer]]:

@@ -1,11 +1,11 @@
-"""Knows in which process the controller is, for everybody who calls it: one of several candidates
+"""Finds the process of the controller for everybody who calls it: one of several candidates
 (actors.controller.candidate).
 
-The candidates say who it is. They are asked when a call of the controller brought no answer or takes long, and now and
-then, because those that were known at first may all be on machines that are away later. Whoever has the highest epoch
-is called, also instead of one that was called before and is silent: every request to the controller may be repeated.
-The one that was silent may have removed what the next one does not find any more, and then nobody has said that it is
-done: the caller is told that there was no answer, and knows what he has asked for.
+The candidates know which of them is in office. They are asked when a call of the controller brought no answer or takes
+long. They are also asked now and then, because all candidates that were known at first may later be on machines that
+are away. The candidate with the highest epoch is called, also in place of one that was called before and is silent:
+every request to the controller may be repeated. The silent one may have removed what the next one does not find, and
+its answer is lost. The caller then gets no answer (`Unknown`), and knows what it has asked for.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ControllerSearch:
         self._keeping: asyncio.Task[None] | None = None
 
     async def call(self, call: Call[R], timeout: int) -> R | Unknown:
-        """Call whoever is the controller; another one, if that is another one meanwhile."""
+        """Call the controller, or its successor if another candidate takes office meanwhile."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout / 1000
         before = ""
@@ -118,7 +118,7 @@ class ControllerSearch:
         return any(told is not None for told in await asyncio.gather(*map(self._told_by, hosts)))
 
     async def _told_by(self, host: str) -> Leading | None:
-        """What a candidate says; None without an answer, or from one that knows of no controller."""
+        """Ask a candidate which one is in office; None without an answer, or if it knows of no controller."""
         try:
             told = await self._ask(f"{host}/{NAME}", WhoLeads(), ASK_MS)
         except SluiceError:

@@ -1,4 +1,4 @@
-"""Where a process listens, as it tells callers that know its name."""
+"""The addresses at which a process listens, as it gives them to callers that know its name."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where a process listens. machine: what sees its files, and with them the socket at path; network: what its
-    loopback is the loopback of; host and port: from elsewhere.
+    """The addresses at which a process listens.
 
-    secret: proves that the caller was told this, where the cluster has no token of its own; else empty. tls: the files
-    that this process speaks TLS with (cluster.wire.tls.TlsFiles), empty if it does not: a caller that was told of none
-    of its own uses those at the same paths.
+    machine: the machine that sees its files, and with them the socket at `path`; network: the one whose loopback is
+    also the loopback of the process; host and port: for callers elsewhere.
+
+    secret: proves that the caller was given this endpoint, where the cluster has no token of its own; else empty. tls:
+    the files that this process speaks TLS with (cluster.wire.tls.TlsFiles), empty if it does not. A caller without
+    files of its own uses those at the same paths.
     """
 
     name: str

@@ -61,7 +61,7 @@ class OtherVersion(MalformedFrame):
 class WireFrame:
     """One frame. parts: the attachments, read-only. attached: how many of the last ones are shared payloads.
 
-    descriptors: of shared payloads; owned by who takes the frame.
+    descriptors: of shared payloads; owned by the code that takes the frame.
     """
 
     kind: int
@@ -74,7 +74,7 @@ class WireFrame:
     size: int = 0
 
     def close(self) -> None:
-        """Nobody takes it."""
+        """Close the descriptors of a frame that nobody takes."""
         while self.descriptors:
             os.close(self.descriptors.pop())
 
@@ -131,11 +131,11 @@ class FrameReader:
         self._filled = 0
 
     def buffer(self) -> memoryview:
-        """Where the next bytes belong; never empty."""
+        """Return the room for the next bytes; never empty."""
         return self._body[self._filled :] if self._header is not None else self._scratch[self._end :]
 
     def advance(self, count: int) -> list[WireFrame]:
-        """Bytes were written to `buffer`; returns the frames that are now complete. Raises MalformedFrame."""
+        """Read bytes that were written to `buffer`; return the frames that are complete now. Raises MalformedFrame."""
         if self._header is not None:
             self._filled += count
             if self._filled < len(self._body):

@@ -38,7 +38,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Versions(NamedTuple):
-    """Those of the wire that a process speaks, from the oldest to the newest."""
+    """The versions of the wire that a process speaks, from the oldest to the newest."""
 
     oldest: int = 1
     newest: int = 1

@@ -44,7 +44,7 @@ MAX_ANSWERING = 64 * 1024 * 1024
 
 
 class RequestHandler(Protocol):
-    """Who answers what a listener receives."""
+    """A handler of the requests that a listener receives."""
 
     def accept(self, actor: str, kind: str, message: Message, on_answer: OnAnswer) -> None:
         """Answer a request to an actor of this process. on_answer: called once, with a packed reply or none."""

@@ -32,29 +32,29 @@ from sluice.storage.format.frame import Buffer
 
 log = StructuredLog("net")
 _ASKING = ThreadPoolExecutor(4, "find")
-"""Those who ask Ray: it does not answer while its head is away, and nobody else may have to wait for that."""
+"""The threads that ask Ray. It does not answer while its head is away, and no other work may wait for that."""
 
 R = TypeVar("R", bound=Reply)
 
 SHARED_FROM_MS = 3_000
-"""Who waits so long for an answer may be told a quarter of a second sooner that none came."""
+"""A time-out of this many ms or more may end a quarter of a second early."""
 CUT_FROM = 32 * 1024
-"""Of smaller runs the rest costs less than taking it out."""
+"""Bytes from which a run is cut for a far consumer. To cut a smaller one costs more than to send it whole."""
 CONTROLLER_NAME = "controller"
 CONTROLLER = f"{CONTROLLER_HOST}/{CONTROLLER_NAME}"
 """The address of the controller, wherever it is."""
 FIND_AGAIN_S, FIND_ASK_MS = 1.0, 1_500
 FIND_FOR_OTHERS_S = 10.0
-"""Who asked has given up, or asks again."""
+"""Seconds for which a process asks Ray on behalf of another one, which has given up by then or asks again."""
 NAMING = "naming"
-"""What is asked in the controller's process for where others listen; it is no actor, but the process itself."""
+"""The name at which the controller's process says where others listen. The process itself answers, no actor."""
 MOST_ENDPOINTS = 4_096
 NODE_ADDRESS = "node"
 """As a bind address: the one by which Ray knows this machine."""
 
 
 class Listening(Reply):
-    """Where a process listens. Without an endpoint: why that is not known, and whether the process has ended."""
+    """The place where a process listens. Without an endpoint: why it is unknown, and whether the process has ended."""
 
     endpoint: Endpoint | None = None
     reason: str = ""
@@ -62,7 +62,7 @@ class Listening(Reply):
 
 
 class Whereabouts(Request[Listening]):
-    """Where does the process of this name listen?"""
+    """A question for the endpoint of the process with this name."""
 
     reply: ClassVar[type[Reply]] = Listening
     host: str
@@ -187,21 +187,23 @@ class DirectNet:
         return opened(request, answer.copied() if isinstance(answer, Packed) else answer)
 
     def _deadline(self, milliseconds: int, call: Callable[[], object]) -> Timer:
-        """Ends the wait for an answer, which next to never happens: a long one has no timer of its own."""
+        """Call this when no answer came in time, which is rare. Long waits share timers."""
         if milliseconds < SHARED_FROM_MS:
             return self._clock.timer(milliseconds, call)
         return self._timers.timer(self._clock, milliseconds, call)
 
     async def find(self, host: str) -> Endpoint | Unknown:
-        """Where it listens. If nobody says so in time, or Ray cannot, as it was said last, because a new process has a
-        new name: where nobody listens there any more the process has ended, which Ray may notice a minute later. If it
-        was never said, as the controller's process knows it.
+        """Return the endpoint of a process.
+
+        If Ray does not answer in time, or cannot, this is the endpoint that it gave last, because a new process has a
+        new name: where nobody listens there any more the process has ended, which Ray may notice a minute later.
+        Without an earlier one the controller's process is asked.
         """
         return await self._found(host, self._find_otherwise)
 
     async def find_for_others(self, host: str) -> Endpoint | Unknown:
-        """The same for who asks this process, which asks no other: they would ask each other, and themselves, again and
-        again for as long as Ray is silent.
+        """Return the same to another process, and ask no third one. Else processes would ask each other, and
+        themselves, again and again for as long as Ray is silent.
         """
         return await self._found(host, _await_ray)
 
@@ -370,7 +372,7 @@ async def candidates() -> list[str]:
 
 
 async def find(host: str) -> Endpoint | Unknown:
-    """Where the process of a name listens, as Ray knows it."""
+    """Return the endpoint of the process with a name, as Ray knows it."""
     import ray
     from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 

@@ -1,9 +1,9 @@
 """Payloads that several processes of one machine read without a copy through each socket.
 
 A payload of some size is written once, into memory without a name (a memfd), and sealed: from then on nobody can change
-or shrink it, its author included. What travels is a descriptor of it, beside the frame on the Unix-domain socket, and
-who gets it maps it. The kernel counts who holds it. Nothing of it is left when the last one lets go or is killed, in
-whatever order, and it outlives who shared it.
+or shrink it, its author included. A descriptor of it travels beside the frame on the Unix-domain socket, and the
+process that gets it maps it. The kernel counts the holders. Nothing of the payload is left when the last holder
+releases it or is killed, in any order, and it outlives the process that shared it.
 
 Between machines, and where descriptors run short, the bytes travel in the frame instead; a reader cannot tell.
 """
@@ -93,9 +93,10 @@ class SharedPayload:
 
     @classmethod
     def behind(cls, view: Buffer) -> SharedPayload | None:
-        """The shared payload that a view shows the whole of, if it can be passed on.
+        """Return the shared payload that a view shows completely, if it can be passed on.
 
-        Where too many came from others, this one is read here alone from now on, and travels in the frame.
+        Where too many came from others, this process keeps the payload for itself from now on, and its bytes travel in
+        the frame.
         """
         base = getattr(view.obj, "base", None) if isinstance(view, memoryview) else None
         if not isinstance(base, cls) or base.descriptor < 0 or base.size != len(view):
@@ -111,7 +112,7 @@ class SharedPayload:
         return {"data": (self._address, True), "shape": (self.size,), "typestr": "|u1", "version": 3}
 
     def view(self) -> memoryview:
-        """Its bytes, read-only. Raises OSError if it cannot be mapped."""
+        """Return the bytes of the payload, read-only. Raises OSError if they cannot be mapped."""
         if not self.size:
             return memoryview(b"")
         if self._address is None:

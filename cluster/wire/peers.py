@@ -30,13 +30,13 @@ FIND_S, CONNECT_S = 10.0, 0.9
 """A machine that is cut off answers nothing, and the moment at which it is back shall not be missed by much. The kernel
 would begin again after a second."""
 PROBE_S = 1.0
-"""So long callers whose connection was lost wait to be told whether the process has ended."""
+"""How long callers whose connection was lost wait to learn whether the process has ended."""
 
 BIND_HINT = 'for a cluster of several machines set bind_address = "node" and start it again'
 NOT_TRIED = Unknown("it was not tried to reach it")
 
 Find = Callable[[str], Awaitable[Endpoint | Unknown]]
-"""Where a process listens, by its name; Unknown if that cannot be told, gone if there is none of that name."""
+"""Find where a process listens, by its name; Unknown if that is not known, gone if there is none of that name."""
 
 
 class Peers:
@@ -165,7 +165,7 @@ class Peers:
         return None if trust is None else trust.secured(server_side=False)
 
     async def _watch(self, peer: _Peer, connection: Connection) -> None:
-        """When the connection has ended, find out whether the process has, and tell its callers."""
+        """Wait for the end of a connection, find out whether the process has ended, and tell its callers."""
         error = await connection.ended
         if peer.connection is connection:
             peer.connection = None
@@ -202,7 +202,7 @@ class _Peer:
         self.connection, self.pause, self.rest_until = connection, 0.0, 0.0
 
     def failed(self, why: Unknown | Invalid) -> None:
-        """It was not reached: nobody tries again for a while. A name may have got a new process meanwhile."""
+        """Note that the peer was not reached, and rest for a while. Its name may have got a new process meanwhile."""
         refused = not isinstance(why, Unknown) or why.gone
         self.pause = min(max(2 * self.pause, FIRST_PAUSE_S), LONGEST_PAUSE_S if refused else LONGEST_SILENT_PAUSE_S)
         self.rest_until = asyncio.get_running_loop().time() + self.pause

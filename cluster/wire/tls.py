@@ -132,7 +132,7 @@ class Secured:
         self._early: list[bytes] = []
         self._begun = False
         self.binding = b""
-        """What only the two ends of this connection know, of those who cannot break TLS; empty before it stands.
+        """A secret that only the two ends of this connection know, unless TLS is broken; empty before it stands.
 
         It is the caller's Finished message, Python's only binding. It is sound here because TLS 1.3 makes it from the
         keys of this very connection, and none is ever resumed.
@@ -148,7 +148,7 @@ class Secured:
         return self._outgoing.read()
 
     def receive_data(self, data: Buffer) -> None:
-        """These bytes came; there may be something to send now. Raises HandshakeRefused, NotTls."""
+        """Take bytes that came; there may be bytes to send now. Raises HandshakeRefused, NotTls."""
         if not self._begun:
             self._begun = True
             if data[0] not in (_HANDSHAKE, _ALERT):
@@ -157,7 +157,10 @@ class Secured:
         self._shake_hands()
 
     def read(self, room: memoryview) -> int:
-        """Bytes in clear, into a buffer; 0 if there are no more now. Raises HandshakeRefused, ConnectionResetError."""
+        """Read bytes in clear into a buffer; return how many, 0 if there are none now.
+
+        Raises HandshakeRefused, ConnectionResetError.
+        """
         if not self.binding:
             return 0
         try:

@@ -1,9 +1,9 @@
 """A worker whose handler is called with Arrow columns: rows of many keys, of each key in order.
 
-A batch that fails says nothing of who is guilty. All its rows are given back and come again in smaller batches: a
-SMALLER-th of the size with each time, and alone in the end. So a row that always fails is parked with its own key and
-with no other, and the calls that this takes are few. A handler that knows the guilty rows names them (`FailedRows`):
-the others are acknowledged.
+A batch that fails does not name the guilty rows. All its rows are given back and come again in smaller batches: a
+SMALLER-th of the size each time, and alone in the end. So a row that always fails is parked with its own key and with
+no other, and that takes few calls. A handler that knows the guilty rows names them (`FailedRows`): the others are
+acknowledged.
 
 When a row is given back, later rows of its key that are here are taken back with it. They are left out of the batches
 that follow, and come again behind it.
@@ -54,7 +54,7 @@ class ColumnWorker(HandlerWorker):
                     self._handle(group, call)
 
     def _gathered(self) -> list[Piece]:
-        """Up to batch_size rows, for whose first one the others were waited for; nothing if it was woken."""
+        """Gather up to batch_size rows, for batch_wait_ms after the first one; nothing if the worker was woken."""
         found: list[Piece] = []
         missing, until = self._options.batch_size, 0.0
         while missing and not self._stop_asked.is_set():

@@ -1,13 +1,13 @@
 """Pools that outlive the program: their keeper is an actor of Ray, detached and named, and so are their workers.
 
 Ray starts a keeper again when it or its node dies, with what it was made of: handler, options, version. It claims the
-pool under a further epoch, adopts the workers that run, and is told what operators have wanted of the pool. A keeper
-that was thought dead and is not hears with its next report, or from a worker, that it has been replaced, and ends
-without touching anything.
+pool under a further epoch, adopts the workers that run, and gets the wishes of operators for the pool. A keeper that
+was wrongly thought dead learns with its next report, or from a worker, that it has been replaced, and ends without
+touching anything.
 
 A program that starts the pool again ends the keeper and makes another one of what it has now. The workers go on
-meanwhile; the new keeper adopts them, and replaces those of another version one by one. Two programs that do so at once
-both mean it: Ray lets one make the keeper, the other one ends that in turn, and the last one's is the pool.
+meanwhile; the new keeper adopts them, and replaces those of another version one by one. Two programs may do so at once:
+Ray lets one of them make the keeper, the other one ends that keeper in turn, and the pool is that of the last one.
 
 Handlers are code, and are kept by Ray alone, as all code of its actors is. So a pool lives as long as the Ray cluster.
 """
@@ -61,7 +61,7 @@ class KeeperActor:
         self._thread.start()
 
     def ready(self) -> str:
-        """Returns the version when the pool is kept."""
+        """Return the version once the pool is kept."""
         self._claimed.wait()
         return self._version
 
@@ -114,7 +114,7 @@ class KeeperActor:
 
 
 def _end_this_actor() -> None:
-    """For good: Ray is not to start it again."""
+    """End this actor for good: Ray must not start it again."""
     import ray
 
     ray.kill(ray.get_runtime_context().current_actor, no_restart=True)

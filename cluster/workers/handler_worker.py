@@ -172,7 +172,7 @@ class HandlerWorker(ABC):
         )
 
     def _load_of(self, now: float, now_ms: int) -> WorkerLoad:
-        """As it was a moment ago: to look through the queue costs more than all else here."""
+        """Return the load as it was a moment ago: a look through the queue costs more than all else here."""
         if now - self._looked_at >= LOOK_S:
             self._looked_at = now
             self._load = WorkerLoad(ages=waiting_ages(self._consumer, self._taken(), now_ms))

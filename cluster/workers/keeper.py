@@ -10,6 +10,7 @@ Nothing here says what order means: the broker keeps that, whatever a keeper doe
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -21,6 +22,8 @@ from sluice.cluster.workers.options import WorkersOptions
 from sluice.cluster.workers.places import PlacedWorker, Superseded, WorkerGone, WorkerPlaces
 from sluice.cluster.workers.scaling import Scaling
 from sluice.storage.errors import SluiceError
+
+logger = logging.getLogger("sluice.pool")
 
 LOOK_S = 0.1
 """Between two looks at the workers; one that ends is seen at once."""
@@ -142,7 +145,7 @@ class PoolKeeper:
                     placed.kill()
 
     def limit(self, min_workers: int, max_workers: int) -> None:
-        """Have so many workers from now on."""
+        """Keep this many workers from now on."""
         limits = self._scaling.limits
         if (limits.min_workers, limits.max_workers) != (min_workers, max_workers):
             self._scaling.limits = replace(limits, min_workers=min_workers, max_workers=max_workers)
@@ -363,7 +366,7 @@ class PoolKeeper:
             self._lose_successor(number, member, f"ended: {_last_line(report.error)}")
 
     def _lose_successor(self, number: int, member: _Member, how: str) -> None:
-        """One that does not answer is not dead yet: it would stay, and what it has of Ray with it."""
+        """Kill a successor that does not answer. It is not dead yet, and would stay with what it has of Ray."""
         assert member.successor is not None
         member.successor.kill()
         with self._lock:
@@ -423,6 +426,8 @@ class PoolKeeper:
             self._begin(number, member)
 
     def _wait_longer(self, member: _Member, reason: str) -> None:
+        if reason != member.reason:
+            logger.warning("%s", reason)
         with self._lock:
             member.deaths.add()
             member.reason = reason
@@ -453,5 +458,5 @@ def _last_line(why: str) -> str:
 
 
 def plain(status: PoolStatus) -> dict[str, Any]:
-    """As it is reported."""
+    """Return a status as it is reported."""
     return {name: getattr(status, name) for name in PoolStatus.__dataclass_fields__}

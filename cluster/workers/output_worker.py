@@ -191,7 +191,7 @@ class FunctionOutputWorker(OutputWorker):
         self._work.given_back(call)
 
     def _call_some(self) -> list[Call[Message]]:
-        """In the worker's own thread."""
+        """Call the handler for some messages, in the worker's own thread."""
         since = now = time.monotonic()
         size, called = 0, []
         while self._line and size < HAND_OVER_BYTES and now - since < HAND_OVER_S:
@@ -295,7 +295,7 @@ class LoopOutputWorker(OutputWorker, EventLoopWorker):
             self._consumer.wake()
 
     def _tell_ended(self) -> None:
-        """In the client's thread, or in this one."""
+        """Let the worker's loop take up published results. Called in the client's thread or in this one."""
         if self._running is not None:
             with contextlib.suppress(RuntimeError):  # the worker has ended
                 self._running.call_soon_threadsafe(self._guarded, self._published)

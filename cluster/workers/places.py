@@ -69,7 +69,7 @@ class WorkerPlaces(Protocol):
         """Workers by name that an earlier keeper has left."""
 
     def wait(self, seconds: float, stopping: threading.Event, workers: Sequence[PlacedWorker]) -> None:
-        """Until a worker has ended, it is to stop, or the time is up."""
+        """Wait until a worker has ended, the pool is to stop, or the time is up."""
 
     def why_not_placed(self) -> str:
         """Why a worker does not begin, as far as it is known."""
@@ -162,4 +162,4 @@ class ThreadPlaces:
         return ""
 
     def close(self) -> None:
-        """There are none."""
+        """Do nothing: there are no spares to end."""

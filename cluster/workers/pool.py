@@ -73,7 +73,7 @@ class Workers:
         """Why nobody keeps the workers any more, though the pool was not stopped."""
 
     def __call__(self, handler: MessageHandler | ValueHandler | BatchHandler | type[Any]) -> Workers:
-        """As a decorator: this pool, with its handler."""
+        """Give the pool its handler, as a decorator; return the pool."""
         check_handler(handler)
         self._handler = handler
         return self
@@ -126,7 +126,7 @@ class Workers:
         self._thread.start()
 
     def scale(self, min_workers: int, max_workers: int) -> None:
-        """Have so many workers from now on; its keeper hears of it within seconds. Raises Invalid, NotFound."""
+        """Set how many workers the pool has; its keeper learns of it within seconds. Raises Invalid, NotFound."""
         with self._asking() as client:
             registry.scale(client, self.options.name, min_workers, max_workers)
 

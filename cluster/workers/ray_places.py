@@ -173,7 +173,7 @@ class RayWorker:
         self.ended = self._actor.run.remote(place, self._epoch)
 
     def report(self) -> WorkerReport | None:
-        """As it said last; None while Ray places and starts it. Raises WorkerGone, also if it has hung."""
+        """Return the worker's last report; None until Ray has started it. Raises WorkerGone, also if it has hung."""
         if self._ray.wait([self.ended], timeout=0)[0]:
             last: WorkerReport = self._got(self.ended)
             return last

@@ -34,7 +34,7 @@ def pools(client: Client, name: str = "", *, tails: bool = False) -> list[Row]:
 
 
 def scale(client: Client, name: str, min_workers: int, max_workers: int) -> None:
-    """Let a pool have so many workers from now on. Raises Invalid, NotFound."""
+    """Set how many workers a pool has from now on. Raises Invalid, NotFound."""
     client.ask_controller(ScalePool(name=name, min_workers=min_workers, max_workers=max_workers))
 
 
@@ -44,7 +44,7 @@ def drain(client: Client, name: str, *, forget: bool = False) -> None:
 
 
 def tracebacks(client: Client, topic: str, subscription: str) -> dict[str, str]:
-    """By key, what the pools of a subscription said of its last failure."""
+    """Return by key how the handlers of a subscription's pools failed last."""
     found: dict[str, str] = {}
     for row in pools(client):
         if (row["topic"], row["subscription"]) == (topic, subscription):
@@ -85,7 +85,7 @@ class PoolReporter:
         self._thread.start()
 
     def end(self, stopped: str = "", patience_ms: int = PATIENCE_MS) -> None:
-        """There are no workers any more: report that, and stop. It may be that the controller does not hear it in time.
+        """Report that there are no workers any more, and stop. The controller may not hear it in time.
 
         stopped: see messages.ReportPool.
         """
@@ -125,7 +125,7 @@ class PoolReporter:
 
 
 def _fitting(tails: dict[str, str]) -> str:
-    """As JSON, with the ends of all of them where together they are too long to be reported."""
+    """Return the tracebacks as JSON, each cut to its end where together they are too long to be reported."""
     told = json.dumps(tails)
     longest = max(map(len, tails.values()), default=0)
     while len(told) > MOST_POOL_STATUS and longest:

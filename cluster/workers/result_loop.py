@@ -63,7 +63,7 @@ class ResultSteps(Protocol[T]):
         """Publish the results; each of these comes back by `published` when all of its own are confirmed or refused."""
 
     def acknowledge(self, calls: list[Call[T]]) -> None:
-        """They are done."""
+        """Acknowledge calls that are done."""
 
     def give_back(self, call: Call[T]) -> None:
         """Give a failed message back, so that it comes again before later ones of its key. It comes back by
@@ -148,7 +148,7 @@ class ResultLoop(Generic[T]):
         self._go_on(done)
 
     def given_back(self, call: Call[T]) -> None:
-        """That is confirmed."""
+        """Go on after a hand-back that is confirmed."""
         self._go_on([call])
 
     def fail(self, error: BaseException) -> None:
@@ -177,7 +177,7 @@ class ResultLoop(Generic[T]):
         self._on_change()
 
     def _admitted(self) -> list[Call[T]]:
-        """For whose results there is room now."""
+        """Return the calls for whose results there is room now."""
         admitted = []
         while self._for_room:
             call = self._for_room[0]

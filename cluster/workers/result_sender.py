@@ -34,7 +34,7 @@ Sent = Publication[Call[Message]]
 
 
 class ResultSender:
-    """For one worker. outputs: the topics that its results may go to."""
+    """A sender of one worker's results. outputs: the topics that the results may go to."""
 
     def __init__(
         self, loop: LoopThread, ports: Ports, directory: Directory, place: tuple[str, str], outputs: Sequence[str]
@@ -120,7 +120,7 @@ class ResultSender:
             task.add_done_callback(partial(self._begun, calls))
 
     def _begun(self, calls: list[Call[Message]], task: asyncio.Task[None]) -> None:
-        """If that went wrong, nothing of it was sent."""
+        """End the calls with an error if the task failed: then nothing of them was sent."""
         error = Fenced("the client is closed") if task.cancelled() else task.exception()
         if error is not None:
             self._end(calls, error)

@@ -67,7 +67,7 @@ class Act:
     rate: float = 0.0
 
     def to_dict(self, origin: int) -> dict[str, Any]:
-        """For the report; seconds since `origin` (us)."""
+        """Return the act for the report, in seconds since `origin` (us)."""
         return {
             "name": self.name,
             "from_s": round(max(self.start - origin, 0) / 1e6, 3),

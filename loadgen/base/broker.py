@@ -32,7 +32,7 @@ class BrokerReceipt(Protocol):
 
     @property
     def confirmed_at(self) -> npt.NDArray[np.int64]:
-        """When each row was confirmed, microseconds since 1970, shape (n,)."""
+        """The time when each row was confirmed, microseconds since 1970, shape (n,)."""
 
     def done(self) -> bool:
         """Whether each row was confirmed or refused."""

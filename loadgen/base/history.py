@@ -243,9 +243,9 @@ def constant(value: str, count: int) -> pa.Array:
 
 
 def _void_from(acks: pa.Table, events: pa.Table) -> Int64s:
-    """When the session of each acknowledgement was known to be lost: what was not confirmed by then never was.
+    """Return when the session of each acknowledgement was known to be lost: an unconfirmed one was lost then.
 
-    Said under an earlier session it was said again under this one, after a change of the owner, and was lost with it.
+    After a change of the owner an acknowledgement of an earlier session was repeated under this one, and lost with it.
     """
     void = np.full(acks.num_rows, np.iinfo(np.int64).max)
     session, partition = acks.column("session").to_numpy(), acks.column("partition").to_numpy()

@@ -223,7 +223,7 @@ class Fleet:
             handle.ready(_READY_S)
 
     def keep_spares(self, count: int) -> None:
-        """Have so many processes ready from now on, for what is not planned; `poll` makes up for those that were taken.
+        """Keep `count` processes ready from now on, for unplanned needs; `poll` replaces those that were taken.
 
         Returns at once: they make themselves ready.
         """
@@ -320,7 +320,7 @@ class Fleet:
             self._thank(helper)
 
     def _thank(self, helper: ConsumerProcess) -> None:
-        """One who helped leaves cleanly if there are more consumers than may join for good; else it stays."""
+        """Let a helper leave cleanly if there are more consumers than may join for good; else it stays."""
         with self._changing:
             if len(self.working) <= self._most or helper not in self.working:
                 return
@@ -351,7 +351,7 @@ class Fleet:
         return dead
 
     def replace(self, dead: Sequence[ConsumerProcess]) -> None:
-        """Others join under the names of the dead."""
+        """Let other consumers join under the names of the dead."""
         for member in dead:
             self._join(self._spare(), member.name)
 
@@ -360,7 +360,7 @@ class Fleet:
         self.gone.append(member)
 
     def _return(self, member: ConsumerProcess, handle: Handle | None = None) -> None:
-        """One leaves cleanly, stays away a little and comes back under its name, in that process or in its old one."""
+        """Let a consumer leave cleanly, and come back later under its name, in the given process or in its old one."""
         with contextlib.suppress(Exception):
             member.handle.stop(_STOP_S)
         if handle is not None:
@@ -420,7 +420,7 @@ class Fleet:
         ]
 
     def finish(self) -> None:
-        """Everybody leaves cleanly; all histories become Parquet."""
+        """Let all consumers leave cleanly; all histories become Parquet."""
         self.calm()
         for member in self.working:
             self._stop(member)

@@ -53,7 +53,7 @@ class Impairable(Protocol):
 
 
 class Impairment(Episode):
-    """Some hosts have it, those that can be reached. told: gets the effect in words, or nothing if nobody felt it."""
+    """An impairment of the hosts that can be reached. told: gets the effect in words, or nothing if no host felt it."""
 
     def __init__(
         self, processes: Impairable, hosts: Sequence[str], what: tuple[str, int, float], told: Callable[[str], None]

@@ -1,9 +1,9 @@
-"""Breaks what is between machines, for who runs on one of them: `sluice chaos` there asks who made the machines.
+"""Breaks what is between machines, for a process on one of them: `sluice chaos` there asks the program that made them.
 
-Who made them (tests/kit/machine_server.py) serves a socket in the home folder of each, and sets a variable to its
-path; that is how a run finds out that its cluster has machines of this kind. Another variable is set to the address of
-Ray's head, if who made the machines can start it again. A request is a list in JSON, `[what, address, address,
-milliseconds of delay, part that is lost]`, and its answer a line: empty, or why it could not be done.
+That program (tests/kit/machine_server.py) serves a socket in the home folder of each machine, and sets a variable to
+its path; so a run finds out that its cluster has machines of this kind. Another variable is set to the address of Ray's
+head, if the program can start it again. A request is a list in JSON, `[what, address, address, milliseconds of delay,
+part that is lost]`, and its answer a line: empty, or why it could not be done.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MachineControl:
     head: str = ""
 
     def ask(self, what: str, one: str, other: str = "", number: float = 0.0, share: float = 0.0) -> None:
-        """Have something done. Raises Unavailable with the reason."""
+        """Ask for something to be done. Raises Unavailable with the reason."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
                 sock.settimeout(START_S if what == "start head" else ASK_S)
@@ -47,6 +47,6 @@ class MachineControl:
 
 
 def control_of_environment() -> MachineControl | None:
-    """For who runs on a machine of this kind."""
+    """Return the control of machines that the environment names; None without one."""
     path = os.environ.get(VARIABLE)
     return MachineControl(path, os.environ.get(HEAD_VARIABLE, "")) if path else None

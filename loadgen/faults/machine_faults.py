@@ -1,4 +1,4 @@
-"""Breaks machines and what is between them, for a while: who is hit, what is done, and how it is taken back.
+"""Breaks machines and what is between them, for a while: the targets, the fault, and how it is taken back.
 
 Where the run itself is, nothing is isolated: its consumers and tasks would be without a broker, and that says nothing
 of the broker. One machine at a time suffers: of three, two have to reach each other.

@@ -249,7 +249,7 @@ class _Case:
         self.rank[stamp] = np.arange(len(stamp))
 
     def _releases(self, acks: pa.Table, events: pa.Table, acked_rows: Int64s | None) -> None:
-        """When each delivery ended: acknowledged or given back by its holder, or the holder's session ended."""
+        """Find when each delivery ended: acknowledged or given back by its holder, or the holder's session ended."""
         rows = self.receives.num_rows
         self.acked_at = np.full(rows, _FOREVER)
         self.confirmed_at = np.full(rows, _FOREVER)
@@ -288,7 +288,7 @@ class _Case:
             self.acked_at[earlier[sooner]] = self.acked_at[later[sooner]]
 
     def _session_ends(self, events: pa.Table) -> Int64s:
-        """When the session of each delivery ended; the loop runs once an event, not once a message."""
+        """Return when the session of each delivery ended; the loop runs once an event, not once a message."""
         ends = np.full(self.receives.num_rows, _FOREVER)
         sessions = _ints(self.receives, "session")
         over = pc.is_in(events.column("event"), pa.array([DETACH, DEATH, EXPIRED]))
@@ -443,7 +443,7 @@ class _Case:
         )
 
     def _first_confirmed(self, rows: Int64s, again: Mask) -> Int64s:
-        """For each row in place order: the earliest confirmed acknowledgement among the rows before it, same place."""
+        """Return for each row in place order the earliest confirmation of the rows before it, at the same place."""
         before = np.full(len(rows), _FOREVER)
         confirmed = self.confirmed_at[rows]
         group = np.cumsum(~again)

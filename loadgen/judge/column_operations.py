@@ -62,7 +62,7 @@ def running_end(ends: Int64s, new_key: Mask) -> Int64s:
 def last_before(
     places: tuple[Int64s, Int64s, Int64s], times: Int64s, asked: tuple[Int64s, Int64s, Int64s], moments: Int64s
 ) -> Int64s:
-    """For each asked place and moment: the row with that place and the latest time not after the moment, or -1."""
+    """Return for each asked place and moment the row of that place with the latest time up to the moment, or -1."""
     rows = len(times)
     columns = [np.concatenate([place, ask]) for place, ask in zip(places, asked, strict=True)]
     when = np.concatenate([times, moments])

@@ -281,7 +281,7 @@ def _measure_acts(result: Measures, since: Int64s, latency: Int64s, acked: Int64
 
 
 def _acked(delivered: pa.Table) -> Int64s:
-    """When each delivery was acknowledged; 0 if it was not, or was given back."""
+    """Return when each delivery was acknowledged; 0 if it was not, or was given back."""
     given_back = np.asarray(delivered.column("negative").to_numpy(), np.bool_)
     return np.where(given_back, 0, _ints(delivered, "acked_at"))
 

@@ -156,7 +156,7 @@ class RecoveryTimes:
         return longest
 
     def pauses(self, faults: Sequence[Fault], span: Span) -> dict[str, list[int]]:
-        """By kind of fault: of each fault and partition the longest stall that began between it and the next fault.
+        """Return by kind of fault, for each fault and partition, the longest stall that began before the next fault.
 
         Zeros are among them: a partition that never paused. Stalls are as in `stall`.
         """
@@ -300,7 +300,7 @@ class _Deliveries:
         self._sent, self._ends = sent, self._when_over(events)
 
     def _when_underway(self, dispatch: Int64s) -> Int64s:
-        """By when each delivery had been sent at the latest: something that was sent after it was received then."""
+        """Return when each delivery had been sent at the latest: one that was sent after it was received then."""
         order = np.lexsort((dispatch, self.epoch, self.partition))[::-1]
         owner = self.partition[order] * (int(self.epoch.max()) + 1) + self.epoch[order]
         earliest = -_running_maximum(-self.received[order], owner)
@@ -393,11 +393,11 @@ class _Deliveries:
             )
 
     def _released_at(self) -> Int64s:
-        """When each delivery was over: acknowledged, or its consumer had left or died; at once where nobody told."""
+        """Return when each delivery was over: acknowledged, or its consumer left or died; else at once."""
         return np.where(self.acked > 0, self.acked, np.maximum(self._ends[self.consumer], self.received))
 
     def _when_over(self, events: pa.Table) -> Int64s:
-        """When each consumer had left or died, 0 if it did not; shape (consumers,)."""
+        """Return when each consumer had left or died, 0 if it did not; shape (consumers,)."""
         ends = np.zeros(len(self.names), np.int64)
         columns = (events.column(name).to_pylist() for name in ("consumer", "event", "at"))
         for name, event, at in zip(*columns, strict=True):
@@ -406,7 +406,7 @@ class _Deliveries:
         return ends
 
     def _confirmed_at(self, rows: Int64s) -> Int64s:
-        """When the message of each of these deliveries was confirmed, or due; 0 where nobody told."""
+        """Return when the message of each of these deliveries was confirmed, or due; 0 where that is unknown."""
         position, partition = _ints(self._sent, "position"), _ints(self._sent, "partition")
         ready = np.maximum(_ints(self._sent, "confirmed_at"), _ints(self._sent, "deliver_at") * 1000)
         known_at = np.flatnonzero(position >= 0)

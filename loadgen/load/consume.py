@@ -141,9 +141,9 @@ class FloodConsumer:
         self._sessions: dict[int, tuple[int, int]] = {}
 
     def ready(self) -> int:
-        """The process id, once the process is up, connected, and knows who is asked to join.
+        """Return the process id, once the process is up, connected, and knows the actors that it asks when it joins.
 
-        On a busy machine that takes seconds, which nobody who waits for a join is to wait for. Raises SluiceError.
+        On a busy machine that takes seconds, for which a join must not wait. Raises SluiceError.
         """
         self._client = self._opened.enter_context(self._job.connect())
         with contextlib.suppress(SluiceError):  # the first one makes the subscription

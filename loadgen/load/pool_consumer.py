@@ -67,7 +67,7 @@ class FloodHandler(FloodConsumer):
         self._handed_over = let_go
 
     def _confirm(self, consumer: Any, events: Journal, quiet: threading.Event) -> None:
-        """Also says how far it is: the handler is not called when nothing comes."""
+        """Confirm, and also report the progress: the handler is not called when no message comes."""
         while not quiet.wait(CONFIRM_EVERY_S):
             self._tell()
             self._ask(consumer, events)

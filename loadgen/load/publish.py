@@ -61,10 +61,10 @@ _PROGRESS = struct.Struct("<qq")
 class PublishJob:
     """The description of a publishing task; it is pickled to the workers.
 
-    rate: messages per second of the whole job, 0 = as fast as it goes. tasks: how many share it. lasts_us:
-    how long a task sends, from its own beginning, 0 = until it has sent everything. first_part: part of each task's
-    messages after which it waits until it is told the pace of the others (loadgen.base.acts), 0 = none. total: messages
-    of the whole job, where the task cannot know it.
+    rate: messages per second of the whole job, 0 = as fast as it goes. tasks: how many share it. lasts_us: how long a
+    task sends, from its own beginning, 0 = until it has sent everything. first_part: part of each task's messages after
+    which it waits until it gets the pace of the others (loadgen.base.acts), 0 = none. total: messages of the whole job,
+    where the task cannot know it.
     """
 
     connect: Connect
@@ -204,7 +204,7 @@ def _piece_rows(rate: float) -> int:
 
 
 def _paced(workload: Workload, rate: float) -> Workload:
-    """At a fixed rate a chunk is at most a piece."""
+    """Return the workload, in chunks of at most a piece if the rate is fixed."""
     if rate <= 0:
         return workload
     from dataclasses import replace
@@ -267,7 +267,7 @@ class _Sender:
         self.sent = self.confirmed = self.bytes = 0
 
     def late(self) -> bool:
-        """Has the task sent for as long as it should?"""
+        """Return whether the task has sent for as long as it should."""
         return 0 < self._job.lasts_us <= self._job.clock.now() - self._started
 
     def send_all(self, chunks: Iterator[Chunk], share: float, first: int) -> None:
@@ -288,7 +288,7 @@ class _Sender:
                 return
 
     def _send_pieces(self, chunk: Chunk, *, follow: bool = True) -> bool:
-        """At a fixed rate a piece lasts at most PIECE_S. False if it is time to stop."""
+        """Send a chunk in pieces, of at most PIECE_S at a fixed rate. Return False if it is time to stop."""
         rest: Chunk | None = chunk
         while rest is not None:
             if self.late() or self._job.enough.exists():
@@ -301,7 +301,7 @@ class _Sender:
         return True
 
     def _follow(self, row: int) -> None:
-        """Take up a pace that was told, from this row on, whose intended time never goes back."""
+        """Take up the pace that was set, from this row on. Its intended time never goes back."""
         pace = Pace.read(self._job.pace)
         if pace is None or pace == self._pace_read:
             return

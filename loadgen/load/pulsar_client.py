@@ -128,7 +128,7 @@ class PulsarClient:
         return PulsarProducer(self._client, topic, producer_name, initial_sequence_id or 0)
 
     def stats(self, topic: str, subscription: str) -> list[dict[str, Any]]:
-        """Nothing, which is what this client knows; but it is connected then. Raises Unavailable."""
+        """Return no rows, because this client knows none; but it is connected then. Raises Unavailable."""
         with _refusals("connecting"):
             self._client.get_topic_partitions(topic)
         return []

@@ -202,7 +202,7 @@ def _card(title: str, inside: str, note: str = "") -> str:
 
 
 def _figure(figure: Any, name: str) -> str:
-    """On a narrow screen it keeps its width and is moved sideways: squeezed, its names lie upon its curves."""
+    """Return a figure that keeps its width and scrolls on a narrow screen: squeezed, its names lie upon its curves."""
     html: str = figure.to_html(
         full_html=False,
         include_plotlyjs=False,

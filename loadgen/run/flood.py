@@ -217,7 +217,7 @@ class Flood:
         self._topic = f"{TOPIC}-{self._run}"
 
     def run(self) -> Report:
-        """Everything, from the topic to the verdict."""
+        """Run the flood, from the topic to the verdict."""
         options = self._options
         consume, publish = self._jobs()
         with contextlib.ExitStack() as stack:

@@ -155,13 +155,13 @@ class PoolFleet(Fleet):
         self._await_size()
 
     def _join(self, handle: Any, name: str) -> ConsumerProcess:
-        """One who helps."""
+        """Add a worker that helps."""
         self._scale(self._size + 1)
         self._await_size()
         return next(member for member in self.working if member.name == name)
 
     def _stop(self, member: ConsumerProcess) -> None:
-        """One who helped goes; it may be another one of the pool."""
+        """Remove a worker; the pool chooses which one goes."""
         self._scale(self._size - 1)
 
     def _new_name(self) -> str:

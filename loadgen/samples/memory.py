@@ -127,7 +127,7 @@ class Line:
 
     @property
     def warm_at(self) -> int:
-        """From when on its growth counts (us)."""
+        """The time from which on the growth counts (us)."""
         first, last = int(self.at[0]), int(self.at[-1])
         return first + min(WARM_US, (last - first) // 2)
 
@@ -172,7 +172,7 @@ def _rank(role: str) -> int:
 
 
 def summarise(samples: pa.Table) -> list[dict[str, Any]]:
-    """For the report, one entry a process: megabytes when warm, at the end, at the peak; growth is end minus warm."""
+    """Return an entry a process for the report: megabytes when warm, at the end, at the peak; growth since warm."""
     return [
         {
             "role": line.role,

@@ -352,7 +352,7 @@ class _Session:
         self._unsettled = set()
 
     def _nothing_left(self) -> bool:
-        """Everything in the topic is acknowledged, so nothing that is spooled can come again. False if nobody knows."""
+        """Return whether all messages are acknowledged, so that no spooled one can come again. False if unknown."""
         try:
             told = self._client.stats(self._topic, self._subscription)
         except SluiceError:

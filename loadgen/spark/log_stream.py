@@ -40,11 +40,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
         self._client: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For workers, which only read."""
+        """Leave out what workers do not need: they only read."""
         return vars(self) | {"_open": None, "_client": None}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
-        """As the option says."""
+        """Return the limit that the option sets."""
         return ReadMaxRows(self._limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
@@ -93,7 +93,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # t
             yield from self._log.read(part, self._schema)
 
     def commit(self, end: dict[str, str]) -> None:
-        """Nothing is remembered here."""
+        """Do nothing: no position is remembered here."""
 
     def stop(self) -> None:
         self._open.close()

@@ -41,7 +41,7 @@ class Spool:
         return self._folder / f"{number:012d}.arrow"
 
     def floor(self) -> int:
-        """Everything below is done."""
+        """Return the number of the first file that is not done."""
         return self._floor
 
     def end(self) -> int:

@@ -61,7 +61,7 @@ class DelayChanges:
         return np.where(self.moved.positions[rows] == positions, self.moved.deliver_at[rows], deliver_at)
 
     def passed(self, mark_delete: int) -> None:
-        """Everything up to this position is done: the due times are of no use any more. Cheap."""
+        """Drop the due times up to this position, whose messages are done. Cheap."""
         if len(self.moved) and int(self.moved.positions[0]) <= mark_delete:
             first = int(np.searchsorted(self.moved.positions, mark_delete, "right"))
             self.moved = self.moved.slice(first, len(self.moved))
@@ -72,7 +72,7 @@ class DelayChanges:
             self.moved = self.moved.take(wanted)
 
     def reopen(self, start: int) -> None:
-        """Everything from a position on is wanted again: what was cancelled there is not cancelled any more."""
+        """Want all messages from a position on again: cancelled ones are not cancelled any more."""
         self.cancelled.discard_range(start, _BEHIND_ALL)
 
     def trimmed(self, start: int) -> None:

@@ -108,7 +108,7 @@ class DelayedCore:
     def pop_due(
         self, limit: int, now: int, runs: Callable[[], list[SortedRun]] = list, horizon: Bound = END
     ) -> tuple[Positions, Hashes]:
-        """Up to `limit` due entries in the order (deliver_at, position), untracked by this.
+        """Untrack and return up to `limit` due entries, in the order (deliver_at, position).
 
         runs: gives the sorted runs of buckets. horizon: the least entry that may be missing in memory; nothing at or
         after it is given out.
@@ -149,7 +149,7 @@ class DelayedCore:
         return self.mutable.memory_bytes() + ready + sum(run.memory_bytes() for run in self.loose)
 
     def parts(self) -> list[Entries]:
-        """Everything in memory as views, in no order, untracked entries included."""
+        """Return all entries in memory as views, in no order, untracked entries included."""
         return [*self.mutable.parts(), self._ready.run.rest(), *(run.rest() for run in self.loose)]
 
     def clear(self) -> None:

@@ -123,14 +123,14 @@ class Staging:
         self.first = min(self.first, int(new.deliver_at.min()))
 
     def drain(self) -> Entries:
-        """Everything, in the order of arrival; the block is empty afterwards."""
+        """Return all entries in the order of arrival; the block is empty afterwards."""
         entries = self.view()
         # The old block now belongs to the caller.
         self._columns, self._size, self.first = EMPTY, 0, NEVER
         return entries
 
     def view(self) -> Entries:
-        """Everything in it, without a copy; valid until the next change."""
+        """Return all entries without a copy; valid until the next change."""
         return self._columns.slice(0, self._size)
 
     def memory_bytes(self) -> int:
@@ -173,7 +173,7 @@ class Mutable:
         return self._runs
 
     def drain(self) -> Entries:
-        """Everything in it, unsorted; it is empty afterwards."""
+        """Return all entries unsorted; the queue is empty afterwards."""
         parts = [run.rest() for run in self._runs]
         parts.append(self._staging.drain())
         self._runs = []
@@ -192,7 +192,7 @@ class Mutable:
         return self._staging.memory_bytes() + sum(run.memory_bytes() for run in self._runs)
 
     def parts(self) -> list[Entries]:
-        """Everything in it as views, for browsing and recounts."""
+        """Return all entries as views, for browsing and recounts."""
         return [self._staging.view(), *(run.rest() for run in self._runs)]
 
     def _flush(self) -> None:
@@ -240,7 +240,7 @@ class Ready:
         return True
 
     def pop(self, limit: int, cutoff: int) -> Entries:
-        """Up to `limit` entries from the head, none due after `cutoff`."""
+        """Remove and return up to `limit` entries from the head, none due after `cutoff`."""
         due = int(np.searchsorted(self.run.times()[:limit], cutoff, "right"))
         part = self.run.advance(due)
         if not len(self.run):

@@ -152,7 +152,7 @@ class Cursor:
         self._advance()
 
     def skip_to(self, position: int) -> None:
-        """Everything before `position` is done (skip, expiry, clear backlog); acknowledgements behind it stay."""
+        """Mark all before `position` as done (skip, expiry, clear backlog); acknowledgements behind it stay."""
         if position - 1 > self.mark_delete:
             self.mark_delete = position - 1
             self._advance()

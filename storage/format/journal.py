@@ -28,8 +28,9 @@ same, so the journal keeps witnesses of how far it was durable: every envelope c
 the segment that was known synced when it was written, every segment begins with a BEGIN record that states the
 final length of its predecessor, and when nothing follows at once a mark (16 bytes, in a file of its own, not synced
 itself) is written after the sync and before its acknowledgements. What lies below the highest witness and cannot be
-read is damage. What lies above and cannot be read is a torn tail. A mark survives the end of the process, so only a
-power failure can leave the last group without witness, and then a torn tail is what is to be expected.
+read is damage. What lies above and cannot be read is a torn tail. A mark survives the end of the process. So the last
+group has no witness only after a power failure, where a torn tail is to be expected, or if the process ended before it
+wrote the group that was to be the witness.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Redeliveries(NamedTuple):
     overtook: npt.NDArray[np.bool_]
 
     def pick(self, which: npt.NDArray[Any]) -> Redeliveries:
-        """Some of the rows: a mask, or row numbers in ascending order."""
+        """Return some of the rows. which: a mask, or row numbers in ascending order."""
         return Redeliveries(self.positions[which], self.counts[which], self.until[which], self.overtook[which])
 
 
@@ -46,7 +46,7 @@ NOTHING = Redeliveries(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0,
 
 
 def merged(first: Redeliveries, second: Redeliveries) -> Redeliveries:
-    """Both together; where both name a position, the higher count and the later time."""
+    """Merge two tables; where both name a position, the higher count and the later time count."""
     if not len(first.positions) or not len(second.positions):
         return first if len(first.positions) else second
     positions, homes = np.unique(np.concatenate([first.positions, second.positions]), return_inverse=True)

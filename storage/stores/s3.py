@@ -2,9 +2,9 @@
 
 **Theory.** A put carries `If-None-Match: *`: 412 says that the name is taken. Two answers need care:
 
-*412 to a repetition.* boto3 repeats a put whose answer was lost. When the first one had its effect, the repetition
-is told 412, and the winner would believe that it lost. So each put carries a tag of its own in the object's user
-metadata; after a 412 to a repeated put the tag is read back, and if it is ours, we were the one.
+*412 to a repetition.* boto3 repeats a put whose answer was lost. When the first one had its effect, the repetition gets
+412, and the winner would believe that it lost. So each put carries a tag of its own in the object's user metadata;
+after a 412 to a repeated put the tag is read back, and if it is ours, we were the one.
 
 *409.* Another request for this name is under way, and this one did nothing. It is asked again; when it stays so and
 the name is not taken afterwards, the answer is Unavailable, never a lie.

@@ -1,7 +1,7 @@
-"""The benchmarks that need a cluster, a few seconds each; their figures are not looked at, their counts are.
+"""The benchmarks that need a cluster run for a few seconds each. The tests check their counts, not their figures.
 
-Those that also show that nothing is lost, out of order or early run each time, the others with a release: each of them
-starts clusters and clients of its own to show only that it still measures.
+Benchmarks that also show that nothing is lost, out of order or early run each time. The others run with a release:
+each starts clusters and clients of its own, only to show that it still measures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def run(name: str) -> dict[str, Any]:
-    """The JSON that a benchmark prints. Raises Missing if it needs what is not installed."""
+    """Return the JSON that a benchmark prints. Raises Missing if it needs something that is not installed."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / name), "--small"], capture_output=True, text=True, cwd=ROOT
     )
@@ -33,7 +33,7 @@ def run(name: str) -> dict[str, Any]:
 
 
 def test_end_to_end_delivers_everything_in_order() -> None:
-    """Every message once, checked by the sentinel, nothing left."""
+    """Each message comes once, by the sentinel's checks, and nothing is left."""
     result = run("end_to_end.py")
     assert result["received"] == result["messages"] > 0
     assert result["backlog"] == 0
@@ -43,7 +43,7 @@ def test_end_to_end_delivers_everything_in_order() -> None:
 
 @pytest.mark.timeout(900)
 def test_java_clients_receive_everything() -> None:
-    """Where Java and Maven are, and Maven has or gets the client; every message came, or it would have failed."""
+    """The test is skipped without Java, Maven or the client. A message that does not come fails the run."""
     try:
         figures = run("java_clients.py")["rounds"]["gateway"]
     except Missing as error:
@@ -54,7 +54,7 @@ def test_java_clients_receive_everything() -> None:
 
 @pytest.mark.release
 def test_a_pool_stands_beside_a_loop_by_hand() -> None:
-    """Both handled all of it, with messages and with columns."""
+    """The pool and the loop both handle all messages, one by one and as columns."""
     result = run("workers.py")["empty"]
     for what in ("messages", "columns"):
         assert all(result[f"{who}, {what}"]["messages_per_s"] > 0 for who in ("loop", "pool"))
@@ -63,7 +63,7 @@ def test_a_pool_stands_beside_a_loop_by_hand() -> None:
 
 @pytest.mark.release
 def test_many_of_something_are_counted() -> None:
-    """Every work has its figures, in one process."""
+    """Each kind of work has its figures, in one process."""
     result = run("many.py")
     existing = result["works"].pop("existing")["metadata"]["100"]
     assert all(value > 0 for value in existing.values())

@@ -1,4 +1,4 @@
-"""The table of threads names who took the time of a message."""
+"""The table of threads shows which thread took the time of a message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_thread_that_worked_has_its_time() -> None:
 
 
 def test_the_busiest_come_first_and_the_others_together() -> None:
-    """What a thread had before does not count; one that is new counts whole."""
+    """A thread's earlier time does not count. All time of a new thread counts."""
     before = {1: ThreadTime("bookie", False, 5.0, 100)}
     after = {1: ThreadTime("bookie", False, 5.001, 130), 2: ThreadTime("raylet", True, 0.002, 10)}
     after |= {number: ThreadTime("small", False, 0.0001, 0) for number in range(3, 3 + MOST)}

@@ -1,4 +1,4 @@
-"""What handlers wrote down is judged: each kind of wrong call is counted, and a death explains what comes again."""
+"""The judge of handlers' records counts each kind of wrong call. A death explains repeated calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = tuple[int, int, int, int]
 
 
 def told(folder: Path, by_process: dict[int, list[Row]], deaths: dict[int, int]) -> dict[str, int]:
-    """What is judged of such calls; one that has no end (0) was written once."""
+    """Write down such calls, one without an end (0) only once, and return the verdict on them."""
     for pid, rows in by_process.items():
         lines = [(key, number, begin, at) for key, number, begin, end in rows for at in dict.fromkeys((0, end))]
         (folder / f"{pid}-1-here").write_bytes(np.array(lines, CALL).tobytes())
@@ -34,7 +34,7 @@ def test_calls_in_order_are_fine(tmp_path: Path) -> None:
     assert (result["calls"], result["again"], wrong(result)) == (6, 0, {})
 
 
-def test_what_a_dead_worker_had_may_come_again(tmp_path: Path) -> None:
+def test_calls_of_a_dead_worker_may_come_again(tmp_path: Path) -> None:
     again = [(0, 1, 20, 21), (0, 2, 22, 23)]
     result = told(tmp_path, {7: [*FINE[:2], FINE[3], FINE[5], (0, 1, 12, 13), (0, 2, 14, 0)], 8: again}, {7: 18})
     assert (result["calls"], result["again"], wrong(result)) == (8, 2, {})
@@ -52,7 +52,7 @@ def test_what_a_dead_worker_had_may_come_again(tmp_path: Path) -> None:
         ({7: [(0, 1, 9, 10), *FINE[:2], *FINE[3:]]}, {}, {"out_of_order": 2}),
     ],
 )
-def test_what_is_wrong_is_counted(
+def test_wrong_calls_are_counted(
     tmp_path: Path, calls: dict[int, list[Row]], deaths: dict[int, int], found: dict[str, int]
 ) -> None:
     assert wrong(told(tmp_path, calls, deaths)) == found

@@ -77,12 +77,12 @@ class FakeClient:
         return call
 
     def create_producer(self, topic: str) -> FakeClient:
-        """Its own producer."""
+        """Return this client as its own producer."""
         self.calls.append(("create_producer", topic))
         return self
 
     def subscribe(self, topic: str, subscription: str, **named: Any) -> FakeClient:
-        """Its own consumer."""
+        """Return this client as its own consumer. Raises NotFound for the topic `missing`."""
         if topic == "missing":
             raise NotFound("there is no topic 'missing'")
         self.calls.append(("subscribe", topic, subscription, named))
@@ -111,7 +111,7 @@ class FakeClient:
 
 
 def _connect(address: tuple[str, int], timeout: float) -> io.BytesIO:
-    """Somebody listens everywhere but on port 1."""
+    """Connect to any port but 1, where nobody listens."""
     if address[1] == 1:
         raise ConnectionRefusedError(111, "Connection refused")
     return io.BytesIO()

@@ -88,7 +88,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_what_is_terminated_cleans_up_first(cli: Cli, fake_checkout: Path, tmp_path: Path) -> None:
+def test_a_terminated_command_cleans_up_first(cli: Cli, fake_checkout: Path, tmp_path: Path) -> None:
     begun, ended = tmp_path / "begun", tmp_path / "ended"
     os.mkfifo(begun)
     (fake_checkout / "benchmarks" / "slow.py").write_text(CLEANS_UP)

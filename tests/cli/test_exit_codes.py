@@ -109,7 +109,9 @@ def test_termination_ends_like_an_interruption(cli: Cli, client: FakeClient, fak
     assert cli("flood")[0] == 130
 
 
-def test_what_nohup_has_it_ignore_stays_ignored(cli: Cli, client: FakeClient, fake_module: Callable[..., None]) -> None:
+def test_a_signal_ignored_by_nohup_stays_ignored(
+    cli: Cli, client: FakeClient, fake_module: Callable[..., None]
+) -> None:
     def flood_command(**_: object) -> int:
         os.kill(os.getpid(), signal.SIGHUP)
         return 0

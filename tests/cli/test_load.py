@@ -1,4 +1,4 @@
-"""What `flood` and `chaos` hand to the load generator, and what they refuse before anything starts."""
+"""The options that `flood` and `chaos` hand to the load generator, and those that they refuse at the start."""
 
 from __future__ import annotations
 
@@ -118,7 +118,9 @@ def test_a_workload_gives_what_was_not_asked_for(cli: Cli, flood: list[dict[str,
         ("chaos --consumers ray:0", "1 to 256, not 0"),
     ],
 )
-def test_what_cannot_work_is_refused_at_once(cli: Cli, flood: list[dict[str, Any]], line: str, told: str) -> None:
+def test_options_that_cannot_work_are_refused_at_once(
+    cli: Cli, flood: list[dict[str, Any]], line: str, told: str
+) -> None:
     code, _, err = cli(*line.split())
     assert (code, flood) == (2, [])
     assert told in err
@@ -143,7 +145,7 @@ def test_chaos_joins_the_cluster_that_is_running(
 def test_chaos_breaks_the_cluster_on_the_folder_that_is_named(
     cli: Cli, flood: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where none runs on the folder, it is for the data of the run."""
+    """A folder on which no cluster runs is for the data of the run."""
     monkeypatch.setenv("SLUICE_DATA_DIR", str(tmp_path / "configured"))
     (tmp_path / "runs").mkdir()
     found = {tmp_path / "runs": ("127.0.0.1:3", None)}
@@ -200,7 +202,7 @@ def test_no_java_is_found_before_the_start(
 
 
 def test_a_java_that_was_found_is_used(cli: Cli, flood: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ensure_java wants changed reaches the environment before the flood starts."""
+    """The changes that ensure_java wants reach the environment before the flood starts."""
     monkeypatch.setenv("JAVA_HOME", "")
     monkeypatch.setattr("sluice.loadgen.spark.java.ensure_java", lambda: {"JAVA_HOME": "/made/up"})
     cli("flood")

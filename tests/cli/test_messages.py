@@ -34,7 +34,7 @@ def test_produce_reads_lines_with_keys(cli: Cli, client: FakeClient, monkeypatch
 
 
 def test_produce_takes_any_bytes(cli: Cli, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no text is a payload all the same: from standard input, and as an argument of the shell."""
+    """Bytes that are no text are a payload all the same: from standard input, and as an argument of the shell."""
     _standard_input(monkeypatch, b"\x80\xff\nlast")
     assert cli("produce", "T")[0] == 0
     assert cli("produce", "T", "-m", "\udcff", "-k", "\udc80")[0] == 0
@@ -86,7 +86,7 @@ def test_the_timeout_bounds_subscribing(cli: Cli, client: FakeClient) -> None:
     assert [call[3]["timeout_ms"] for call in client.calls if call[0] == "subscribe"] == [250]
 
 
-def test_who_waits_is_told_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_waiting_command_prints_why(capsys: pytest.CaptureFixture[str]) -> None:
     """Every reason once; nothing while messages move, and an outage of the controller is a reason as well."""
     client = FakeClient(answers={"alarms": ["b1 is read-only: disk"], "troubles": ["no quorum"]})
     waiting = Waiting(client, look_seconds=0.01)  # type: ignore[arg-type]

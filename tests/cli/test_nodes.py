@@ -20,11 +20,11 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def asked(client: FakeClient) -> list[str]:
-    """What was asked of the cluster, without the connection."""
+    """Return what was asked of the cluster, without the connection."""
     return [call[0] for call in client.calls[1:]]
 
 
-def test_who_waits_only_looks(cli: Cli, client: FakeClient) -> None:
+def test_a_waiting_drain_only_asks_for_its_state(cli: Cli, client: FakeClient) -> None:
     client.answers |= {"drain_node": TOLD, "drain_status": TOLD | {"owners": 0, "done": True}}
     code, _, errors = cli("nodes", "drain", "10.0.0.2", "--keep-ledgers")
     assert (code, asked(client)) == (0, ["drain_node", "drain_status"])
@@ -39,8 +39,8 @@ def test_a_node_that_is_used_again_is_not_drained(cli: Cli, client: FakeClient) 
     assert "somebody lets it be used again" in errors
 
 
-def test_who_is_interrupted_lets_the_node_be_used(cli: Cli, client: FakeClient) -> None:
-    """Also if that was before the first answer: the controller may be at it."""
+def test_an_interrupted_drain_lets_the_node_be_used(cli: Cli, client: FakeClient) -> None:
+    """The drain may have begun even if the command was interrupted before the first answer."""
     client.answers |= {"drain_node": KeyboardInterrupt(), "uncordon_node": TOLD | {"drained": False}}
     code, _, errors = cli("nodes", "drain", "10.0.0.2")
     assert (code, asked(client)) == (130, ["drain_node", "uncordon_node"])

@@ -109,7 +109,7 @@ def test_config_show(cli: Cli, tmp_path: Path) -> None:
         ("subscriptions cancel-delayed t s --from 2026-02-01 --to 2026-01-01", "--from is later than --to"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(cli: Cli, tmp_path: Path, command: str, reason: str) -> None:
+def test_options_without_a_meaning_are_refused(cli: Cli, tmp_path: Path, command: str, reason: str) -> None:
     code, out, err = cli(*command.split(), "--data-dir", str(tmp_path))
     assert (code, out) == (2, "")
     assert reason in " ".join(err.replace("│", " ").split())

@@ -1,4 +1,4 @@
-"""What the subscription commands ask of the client, and what they show."""
+"""The requests of the subscription commands to the client, and their output."""
 
 from __future__ import annotations
 

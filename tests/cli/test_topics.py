@@ -1,4 +1,4 @@
-"""What the topic commands ask of the client, and what they show."""
+"""The requests of the topic commands to the client, and their output."""
 
 from __future__ import annotations
 

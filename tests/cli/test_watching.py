@@ -37,7 +37,7 @@ def shown(capsys: pytest.CaptureFixture[str], *events: tuple[str, Any]) -> str:
 
 
 def test_a_pipe_gets_pictures_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    """It got the last one alone, when all was over."""
+    """A pipe got only the last picture before, when all was over."""
     event = ("events", [{"text": "partition 0: [b] joined"}])
     out = shown(capsys, seen(1), seen(2), event, seen(PRINT_EVERY_MS), seen(1 + PRINT_EVERY_MS))
     assert out.count("orders / billing   published 250/s   delivered 1,250/s   acknowledged 0/s") == 2

@@ -75,7 +75,7 @@ def test_a_pool_is_scaled(cli: Cli, client: FakeClient) -> None:
 
 
 def test_a_pool_that_is_started_again_is_not_waited_for(cli: Cli, client: FakeClient) -> None:
-    """It ended between two looks, or was to go on: its end is nobody's wish now."""
+    """The pool ended between two looks, or was to go on: nobody wishes its end now."""
     client.answers["ask_controller"] = pool(draining=False)
     code, _, errors = cli("workers", "drain", "billing")
     assert code == 2

@@ -81,6 +81,9 @@ def test_a_seek_to_a_time_starts_over_behind_it(client: Client) -> None:
     assert received(consumer, 5) == list(range(5, 10))
     with pytest.raises(Invalid, match="seek to a MessageId, or to a time"):
         consumer.seek("earliest")  # type: ignore[arg-type]
+    for never in (-60_000, 1 << 63):
+        with pytest.raises(Invalid, match="seek to a MessageId, or to a time"):
+            consumer.seek(never)
 
 
 def test_the_last_message_of_each_partition_is_told(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""What every metadata store must do. A test class derives from `MetadataKit` and `MetadataRaces`
+"""The contract of every metadata store. A test class derives from `MetadataKit` and `MetadataRaces`
 and gives them a `maker` fixture.
 
 maker() opens the store under test; each call gives another handle on the same content, as another process would have.
@@ -21,7 +21,7 @@ RACERS = 8
 
 
 class MetadataKit:
-    """Derive, and define a fixture `maker`."""
+    """The tests of the contract. A test class derives from it and defines a fixture `maker`."""
 
     many = 150
     window = 4
@@ -29,12 +29,12 @@ class MetadataKit:
 
     @pytest.fixture
     def maker(self) -> Maker:
-        """Overridden by each store's test class."""
+        """The maker of handles. Each store's test class overrides it."""
         raise NotImplementedError
 
     @pytest.fixture
     def store(self, maker: Maker) -> Metadata:
-        """One handle."""
+        """One handle on the store."""
         return maker()
 
     def test_versions_follow_one_another(self, maker: Maker) -> None:
@@ -65,7 +65,7 @@ class MetadataKit:
         assert other.create("owner", 40, b"other")
 
     def test_a_number_slept_over_loses_even_if_it_was_next(self, maker: Maker) -> None:
-        """The sleeper knows 3 as the newest and goes for 4; meanwhile the record went on and 4 was trimmed."""
+        """The sleeper knows 3 as the newest and goes for 4. Meanwhile other writers have passed 4, and 4 is trimmed."""
         for ahead in sorted({1, 2, 4, self.window - 1, self.window, self.window + 4}):
             key = f"owner/{ahead}"
             sleeper, other = maker(), maker()
@@ -89,7 +89,7 @@ class MetadataKit:
         self.check_trimmed(store)
 
     def check_trimmed(self, store: Metadata) -> None:
-        """A store may look at what lies beneath it, after `many` versions of one record."""
+        """Check the storage beneath the store after `many` versions of one record. A store's tests may override it."""
 
     def test_keys_are_sorted_and_chosen_by_any_prefix(self, store: Metadata) -> None:
         keys = ["a", "a/b", "a/b/c", "a/bc", "ab", "b/a", "B", "a/v000000000001", "a.b"]
@@ -166,12 +166,12 @@ class MetadataKit:
 
 
 class MetadataRaces:
-    """The part of the kit that needs threads; for every store that is more than a stand-in."""
+    """The part of the kit that needs threads, for every store that is more than a stand-in."""
 
     race_rounds = 15
     increments = 12
 
-    def test_of_racing_writers_exactly_one_wins_each_number(self, maker: Maker) -> None:
+    def test_exactly_one_racing_writer_wins_each_number(self, maker: Maker) -> None:
         stores = [maker() for _ in range(RACERS)]
         with ThreadPoolExecutor(RACERS) as threads:
             for number in range(1, self.race_rounds + 1):
@@ -187,7 +187,7 @@ class MetadataRaces:
 
     def test_a_counter_loses_no_increment(self, maker: Maker) -> None:
         def count(racer: int) -> int:
-            """Increment until told so often enough; returns how often the outcome stayed unknown."""
+            """Increment until `increments` of them are confirmed; return how often the outcome was unknown."""
             store, done, unknown = maker(), 0, 0
             while done < self.increments:
                 newest = store.read("counter") or Record(0, b"0")

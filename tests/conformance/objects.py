@@ -1,4 +1,4 @@
-"""What every object store must do. A test class derives from `ObjectStoreKit` and
+"""The contract of every object store. A test class derives from `ObjectStoreKit` and
 `ObjectStoreRaces` and gives them a `maker` fixture.
 
 maker() opens the store under test; each call gives another handle on the same content, as another process would have.
@@ -40,19 +40,19 @@ BAD_NAMES += ["a+b", "a\\b", "x" * 201, "a/" * 350 + "a", "a:b", "~", "*"]
 
 
 class ObjectStoreKit:
-    """Derive, and define a fixture `maker`."""
+    """The tests of the contract. A test class derives from it and defines a fixture `maker`."""
 
     many = 1_050
     """More names than one page of an S3 list holds."""
 
     @pytest.fixture
     def maker(self) -> Maker:
-        """Overridden by each store's test class."""
+        """The maker of handles. Each store's test class overrides it."""
         raise NotImplementedError
 
     @pytest.fixture
     def store(self, maker: Maker) -> ObjectStore:
-        """One handle."""
+        """One handle on the store."""
         return maker()
 
     def test_an_object_is_created_once_and_never_changed(self, maker: Maker) -> None:
@@ -82,7 +82,7 @@ class ObjectStoreKit:
         with pytest.raises(Invalid):
             store.get("range", start, length)
 
-    def test_what_is_missing_is_not_found_and_deleting_it_is_fine(self, store: ObjectStore) -> None:
+    def test_missing_object_is_not_found_and_can_be_deleted(self, store: ObjectStore) -> None:
         for start, length in ((0, None), (3, 4), (0, 0)):
             with pytest.raises(NotFound):
                 store.get("nothing/here", start, length)
@@ -156,11 +156,11 @@ class ObjectStoreKit:
 
 
 class ObjectStoreRaces:
-    """The part of the kit that needs threads; for every store that is more than a stand-in."""
+    """The part of the kit that needs threads, for every store that is more than a stand-in."""
 
     race_rounds = 20
 
-    def test_of_racing_writers_exactly_one_wins(self, maker: Maker) -> None:
+    def test_exactly_one_racing_writer_wins(self, maker: Maker) -> None:
         stores = [maker() for _ in range(RACERS)]
         with ThreadPoolExecutor(RACERS) as threads:
             for turn in range(self.race_rounds):

@@ -1,8 +1,8 @@
 """The picture of the rooms and their table, drawn from the code: `python -m tests.hygiene.picture` renews both.
 
-A room is a package, an arrow is an import. Two kinds of arrows are left out, because with them nobody could read the
-rest: those into a room that most rooms of its floor use (`GROUND`), and those that follow from
-others (if a room uses a second one and that one a third one, the arrow from the first to the third is not drawn).
+A room is a package, an arrow is an import. The picture leaves two kinds of arrows out, so that the rest is readable:
+arrows into a room that most rooms of its floor use (`GROUND`), and arrows that follow from others. If a room uses a
+second one and that one a third one, the arrow from the first to the third is not drawn.
 The table has the first sentence of each package's docstring.
 """
 
@@ -29,13 +29,13 @@ Arrows = set[tuple[str, str]]
 
 
 def rooms() -> list[str]:
-    """The packages, floor by floor, lowest first."""
+    """Return the packages, floor by floor, lowest first."""
     found = {_room(module.path) for module in modules(*PACKAGES)}
     return sorted((room for room in found if _files(room)), key=lambda room: (PACKAGES.index(_floor(room)), room))
 
 
 def arrows() -> Arrows:
-    """(from, to) of each pair of rooms of one floor of which the first one imports the second one."""
+    """Return (from, to) of each pair of rooms on one floor where the first one imports the second one."""
     known = set(rooms())
     found = {
         (here, there)
@@ -48,7 +48,7 @@ def arrows() -> Arrows:
 
 
 def drawn(all_arrows: Arrows) -> Arrows:
-    """Those that do not follow from others. Rooms that use each other keep their arrows, in both directions."""
+    """Return the arrows that do not follow from others. Rooms that use each other keep theirs, in both directions."""
     both = {arrow for arrow in all_arrows if arrow[::-1] in all_arrows}
     one_way = all_arrows - both
     followed = {
@@ -60,7 +60,7 @@ def drawn(all_arrows: Arrows) -> Arrows:
 
 
 def picture() -> str:
-    """The block of Mermaid as it must stand in ARCHITECTURE.md."""
+    """Return the block of Mermaid as it must stand in ARCHITECTURE.md."""
     lines = ["```mermaid", "flowchart TD"]
     for floor in reversed(PACKAGES):
         lines.append(f'  subgraph {floor}_floor["{floor}"]')
@@ -95,7 +95,7 @@ def circle_of_packages() -> list[str]:
 
 
 def main() -> None:
-    """Put the picture and the table of now into their pages."""
+    """Write the picture and the table into their pages."""
     for page, block, drawing in ((PAGE, _BLOCK, picture()), (TABLE_PAGE, _TABLE, table() + "\n")):
         text = page.read_text(encoding="utf-8")
         begin, end = found.span() if (found := block.search(text)) else (len(text), len(text))
@@ -142,7 +142,7 @@ def _room(path: str) -> str:
 
 
 def _home(name: str, known: set[str]) -> str:
-    """The room that holds what is imported; empty if it is none of the project's."""
+    """Return the room that holds an import, or an empty string if the import is not the project's."""
     words = name.split(".")
     if words[0] not in PACKAGES:
         return ""

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md names what exists, and its promises about how little must be opened are kept."""
+"""ARCHITECTURE.md names files that exist. Its promises about how few files a change must open are kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_LINES = 300
 
 
 @pytest.mark.parametrize("path", NAMED)
-def test_what_the_map_names_exists(path: str) -> None:
+def test_paths_that_the_map_names_exist(path: str) -> None:
     assert (ROOT / path).exists()
 
 
@@ -71,19 +71,19 @@ def test_rooms_that_use_each_other_keep_both_arrows() -> None:
 @pytest.mark.parametrize(
     ("what", "most"), [("add a selector", 3), ("when a lease runs out", 1), ("exchange what carries calls", 1)]
 )
-def test_what_is_changed_often_is_in_one_place(what: str, most: int) -> None:
+def test_frequent_changes_have_one_place(what: str, most: int) -> None:
     (places,) = [row[1] for row in _rows("Where to change what") if row[0].startswith(what)]
     assert 1 <= len(re.findall(r"`[a-z]+/[\w/.]+`", places)) <= most
 
 
 def test_a_selector_is_named_where_the_map_says() -> None:
-    """The words themselves stand in those files; elsewhere only where a selector is told from the others."""
+    """The selectors' names stand in those files. Other files name one only to distinguish it from the others."""
     users = {module.path for module in modules("actors") if "auto_split" in _texts(module.tree)}
     assert users == {"actors/key_shared/state/selectors.py", "actors/messages/settings.py"}
 
 
 def test_only_the_doors_of_a_process_know_the_carrier() -> None:
-    """Whoever exchanges the folder finds what it offers in these imports."""
+    """The imports listed here show all that a replacement of the folder must offer."""
     users = {
         module.path
         for module in modules("actors", "cluster", "loadgen", "cli")
@@ -100,14 +100,14 @@ def test_only_the_doors_of_a_process_know_the_carrier() -> None:
 
 
 def test_the_core_knows_nothing_of_the_gateway() -> None:
-    """Pulsar's protocol is an edge: topics, dispatchers, bookies and what operators set are the same without it."""
+    """Pulsar's protocol is an edge: topics, dispatchers, bookies and operators' settings are the same without it."""
     core = [module for module in modules("actors", "storage") if not module.path.startswith("actors/pulsar/")]
     wrong = {(module.path, name) for module in core for name, _ in module.imports() if name.startswith("actors.pulsar")}
     assert sorted(wrong) == []
 
 
 def test_the_codec_of_the_gateway_is_bytes_alone() -> None:
-    """It knows the columns that a consumer was given, and no actor, port or conversation."""
+    """The codec knows the columns that a consumer was given, and no actor, port or conversation."""
     wrong = {
         (module.path, name)
         for module in modules("actors")

@@ -1,7 +1,7 @@
-"""What would make two runs of one seed differ is not written in `storage` and `actors`.
+"""`storage` and `actors` contain nothing that would make two runs of one seed differ.
 
-Checked on the syntax tree: the builtins `hash` and `id`, iteration over sets, clocks and chance by any name, asyncio's
-own timers and tasks. What the tree cannot show (a set that came from elsewhere), the simulator's digest does.
+The syntax tree shows the builtins `hash` and `id`, iteration over sets, clocks and chance by any name, and asyncio's
+own timers and tasks. The simulator's digest shows the rest, such as a set that came from elsewhere.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def test_the_search_for_set_iterations_finds_them(code: str, found: int) -> None
 
 
 def set_iterations(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Source and line of each place where the order of a set can come out."""
+    """Yield source and line of each place where the order of a set can come out."""
     names = set(_names_of_sets(tree))
     free = {
         id(comprehension)
@@ -117,7 +117,7 @@ def set_iterations(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def _iterated(node: ast.AST, free: set[int]) -> Iterator[ast.expr]:
-    """The expressions that this node goes through in their own order."""
+    """Yield the expressions that this node iterates over in their own order."""
     if isinstance(node, ast.For | ast.AsyncFor):
         yield node.iter
     elif isinstance(node, ast.ListComp | ast.DictComp | ast.GeneratorExp) and id(node) not in free:
@@ -143,7 +143,7 @@ def _is_set(node: ast.expr, names: set[str]) -> bool:
 
 
 def _names_of_sets(tree: ast.Module) -> Iterator[str]:
-    """Names (`s`, `self.s`) that the file declares or fills as sets."""
+    """Yield names (`s`, `self.s`) that the file declares or fills as sets."""
     for node in ast.walk(tree):
         if isinstance(node, ast.AnnAssign) and _says_set(node.annotation):
             yield dotted(node.target)
@@ -161,7 +161,7 @@ def _says_set(annotation: ast.expr) -> bool:
 
 
 def _defined(module: Module, name: str) -> bool:
-    """Whether the file has a function or parameter of its own by this name."""
+    """Return whether the file has a function or parameter of its own by this name."""
     return any(isinstance(node, ast.FunctionDef | ast.arg) and _name(node) == name for node in ast.walk(module.tree))
 
 

@@ -1,4 +1,4 @@
-"""The parts of a dispatcher have walls: none knows the actor, and none writes what belongs to another."""
+"""The parts of a dispatcher have walls: none knows the actor, and none writes the attributes of another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = [file for file in modules("actors") if file.path.startswith("actors/disp
 
 
 def knows_the_actor(file: Module) -> list[int]:
-    """Lines that import the actor's module or its package's entry, also for type checking only."""
+    """Return the lines that import the actor's module or its package's entry, also for type checking only."""
     entry = ("actors.dispatcher.Dispatcher", "actors.dispatcher")
     return [line for name, line in file.imports() if name in entry or f"{name}.".startswith(f"{ACTOR}.")]
 
@@ -36,7 +36,7 @@ def test_no_part_writes_what_belongs_to_another() -> None:
 
 
 def test_an_actor_has_all_its_attributes_before_it_starts() -> None:
-    """What `start` finds out is an argument of its parts, and they are one attribute that was there before."""
+    """The findings of `start` are arguments of the parts. One attribute, set before, holds the parts."""
     (actor,) = (file for file in PARTS if file.path == "actors/dispatcher/dispatcher.py")
     (kind,) = (node for node in actor.tree.body if isinstance(node, ast.ClassDef) and node.name == "Dispatcher")
     stored: dict[str, set[str]] = {}

@@ -1,4 +1,4 @@
-"""What the documents show can be typed: every command of `./sluice` exists, with these options; so does every file."""
+"""The commands in the documents can be typed: each command and option of `./sluice` exists, and so does each file."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _SIMULATE = re.compile(r"\./sluice (simulate)((?: +[^\s`'#;&|)]+)*)")
 
 
 def _scripts() -> list[tuple[str, str, str]]:
-    """(document, script, what follows) of every benchmark and simulation that a document shows."""
+    """Return (document, script, arguments) of every benchmark and simulation that a document shows."""
     return [
         (name, found[1], found[2])
         for name in DOCUMENTS
@@ -92,7 +92,7 @@ def test_every_linked_file_exists(name: str) -> None:
 
 
 def test_no_file_holds_two_versions_of_a_passage() -> None:
-    """What a merge could not decide is marked with rows of seven signs."""
+    """Git marks a conflict that a merge could not resolve with rows of seven signs."""
     marks = re.compile(rb"^(?:<{7} .*|={7}|>{7} .*)$", re.MULTILINE)
     assert [name for name in tracked() if marks.search((ROOT / name).read_bytes())] == []
 
@@ -133,7 +133,7 @@ _NAMES_ELSEWHERE = {
 
 
 def test_every_name_in_backquotes_exists() -> None:
-    """A theory that names what was renamed or removed is no longer true. Pages of decisions may name what was then."""
+    """A theory that names removed or renamed code is no longer true. Pages of decisions may use names of their time."""
     known = _words() | _NAMES_ELSEWHERE
     wrong = {
         (place, name)
@@ -148,7 +148,7 @@ _DOTTED = re.compile(r"(?<![\w/.-])((?:storage|actors|cluster|loadgen|cli|tests|
 
 
 def test_every_dotted_name_exists() -> None:
-    """A text that sends its reader to `actors.ports.Net` is right only as long as that module has such a name."""
+    """A text that points its reader to `actors.ports.Net` is right only as long as that module has such a name."""
     names = {
         module.path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): module for module in modules()
     }
@@ -166,7 +166,7 @@ def test_every_dotted_name_exists() -> None:
 
 @cache
 def _texts() -> tuple[tuple[str, str], ...]:
-    """Docstrings and pages, by the file in which they stand."""
+    """Return docstrings and pages, with the file in which they stand."""
     return tuple(_read_texts())
 
 
@@ -181,7 +181,7 @@ def _read_texts() -> Iterator[tuple[str, str]]:
 
 
 def _words() -> set[str]:
-    """Every word of the code but for its docstrings and comments, and of every file that is not Python or a page."""
+    """Return every word of the code without docstrings and comments, and of every file that is not Python or a page."""
     names = {*dir(builtins), *tracked()}
     for module in modules():
         docstrings = set()

@@ -1,4 +1,4 @@
-"""How a position is packed is known in one file; everybody else asks it for the ledger and the entry."""
+"""One file knows how a position is packed. All others ask it for the ledger and the entry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OTHER_NUMBERS = {"actors/bookie/index_table.py", "actors/dispatcher/delivery/pro
 """Keys of ledger and run, and numbers of statements by epoch: no positions."""
 
 
-def test_nobody_else_packs_or_unpacks_a_position() -> None:
+def test_only_one_module_packs_or_unpacks_a_position() -> None:
     wrong = [
         f"{module.path}:{node.lineno} shifts by 32"
         for module in modules(*PACKAGES)

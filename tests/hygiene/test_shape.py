@@ -1,4 +1,4 @@
-"""Files and functions stay small, every module says what it is, and tests lie where one looks for them."""
+"""Files and functions stay small, every module says what it is, and each test lies where a reader looks for it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_no_function_is_too_long() -> None:
 
 
 def constructors(module: Module) -> list[tuple[str, int]]:
-    """Each class of a file that has a constructor of its own, with how many parameters that takes besides `self`."""
+    """Return each class of a file with a constructor, and the constructor's number of parameters besides `self`."""
     return [
         (
             kind.name,
@@ -66,7 +66,7 @@ def constructors(module: Module) -> list[tuple[str, int]]:
 
 
 def test_no_constructor_takes_too_much() -> None:
-    """What belongs together is one object: a config, a context, the callbacks."""
+    """Parameters that belong together are one object: a config, a context, the callbacks."""
     found = [(one.path, name, count) for one in modules(*PACKAGES) for name, count in constructors(one)]
     assert len(found) > 100
     assert [one for one in found if one[2] > MOST_CONSTRUCTOR_PARAMETERS] == []
@@ -88,7 +88,7 @@ def test_every_module_says_what_it_is() -> None:
 
 
 def test_names_of_tests_are_short() -> None:
-    """A name that needs more is two tests, or tells its story in the docstring."""
+    """A longer name belongs to two tests, or its story to the docstring."""
     long = [
         f"{module.path}:{node.lineno} {node.name} has {len(node.name)} letters"
         for module in modules("tests")
@@ -98,7 +98,7 @@ def test_names_of_tests_are_short() -> None:
     assert long == []
 
 
-def test_what_is_public_is_described() -> None:
+def test_public_names_have_docstrings() -> None:
     silent = [f"{module.path}:{line} {name}" for module in modules(*PACKAGES) for name, line in _undescribed(module)]
     assert silent == []
 
@@ -109,7 +109,7 @@ def test_every_folder_of_python_is_a_package() -> None:
 
 
 def test_tests_mirror_the_code() -> None:
-    """tests/a/b/test_x.py tests the folder a/b; what is in it may be finer than the files."""
+    """tests/a/b/test_x.py tests the folder a/b. Its test files may be finer than the files there."""
     lost = [
         name
         for name in tracked()
@@ -136,7 +136,7 @@ def _docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def _undescribed(module: Module) -> list[tuple[str, int]]:
-    """Public classes without a docstring. No test knows which functions need one."""
+    """Return public classes without a docstring. No test knows which functions need one."""
     found: list[tuple[str, int]] = []
     scopes: list[ast.Module | ast.ClassDef] = [module.tree]
     while scopes:

@@ -1,4 +1,4 @@
-"""What must not stand in any file: paths of one machine, addresses of package registries, secrets."""
+"""Words that no file may contain: paths of one machine, addresses of package registries, secrets."""
 
 from __future__ import annotations
 

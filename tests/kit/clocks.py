@@ -6,22 +6,22 @@ from sluice.cluster.base.real import RealClock
 
 
 class HandSetClock(RealClock):
-    """Real pauses; the wall clock is set by hand."""
+    """A clock with real pauses whose wall time is set by hand."""
 
     def __init__(self, wall: int = 0) -> None:
         self.wall = wall
 
     def now(self) -> int:
-        """The hand-set time."""
+        """Return the hand-set time."""
         return self.wall
 
 
 class HandMovedClock(RealClock):
-    """Real pauses; all other time passes by hand."""
+    """A clock with real pauses whose other time passes by hand."""
 
     def __init__(self) -> None:
         self.passed = 0
 
     def monotonic(self) -> int:
-        """What has passed."""
+        """Return the time that has passed, in ms."""
         return self.passed

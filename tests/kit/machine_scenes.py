@@ -1,12 +1,12 @@
-"""What happens to one machine of three while messages are published and delivered from another one: cut off, or killed.
+"""The scenes in which one machine of three is cut off or killed, while another one publishes and receives messages.
 
     isolate-head        the machine of Ray's head reaches nobody for a while, neither the other machines nor the store
     isolate-controller  the same, with the machine of the controller
     isolate-other       the same, with a machine that has neither of the two
     kill-head           everything that runs on the machine of Ray's head gets SIGKILL, and nobody starts it again
 
-After the last one no command finds the cluster any more. `play` says of each how long keys had to wait: for a
-confirmation after the one before, and for a delivery after its confirmation.
+After the last one no command finds the cluster any more. `play` returns for each scene how long keys had to wait: for
+a confirmation after the one before, and for a delivery after its confirmation.
 """
 
 from __future__ import annotations
@@ -28,22 +28,24 @@ CUT_S = 25.0
 
 
 def of_controller(site: Site) -> Machine:
-    """The machine of the controller, as `status` says."""
+    """Return the machine of the controller, by `status`."""
     (_, status) = site.page.lines("Sluice")
     told = answered(typed(site.first, f"{status} --json"))["controller_machine"]
     return next(machine for machine in site.all if machine.address == told)
 
 
 def victim(site: Site, scene: str, controller: Machine) -> Machine:
-    """Which machine a scene hits."""
+    """Return the machine that a scene hits."""
     if scene == ISOLATE_CONTROLLER:
         return controller
     return site.first if scene != ISOLATE_OTHER else next(one for one in site.others if one is not controller)
 
 
 def play(site: Site, scene: str) -> dict[str, Any]:
-    """Play a scene, on a topic of its name. `at_cut_s`: the longest wait that began before the heal, or since the kill;
-    `at_heal_s`: after the heal. Both are 1 where nobody waited longer.
+    """Play a scene, on a topic of its name, and return its figures.
+
+    `at_cut_s`: the longest wait (seconds) that began before the heal, or since the kill. `at_heal_s`: the longest one
+    after the heal. Both are 1 where no key waited longer.
     """
     typed(site.first, site.page.lines("Use it")[0].replace("orders", scene))
     controller = of_controller(site)

@@ -1,6 +1,6 @@
-"""Three machines with Ray, prepared as deploy/README.md says, a store on a fourth one and a client's machine.
+"""Three machines with Ray, prepared by deploy/README.md, with a store on a fourth one and a client's machine.
 
-The commands come from that page. Names alone are replaced: those of the first machine, of the store, and of the folder
+The commands come from that page. Only names are replaced: those of the first machine, of the store, and of the folder
 with the cluster's files.
 """
 
@@ -49,17 +49,17 @@ class Page:
         self._parts = {part.partition("\n")[0]: part.partition("\n")[2] for part in parts}
 
     def lines(self, title: str) -> list[str]:
-        """The commands below a heading, in order."""
+        """Return the commands below a heading, in order."""
         shown = self._parts[title].partition("```python\n")[0]
         return [line.strip() for line in shown.splitlines() if line.startswith("    ")]
 
     def program(self, title: str) -> str:
-        """The program in Python below a heading."""
+        """Return the program in Python below a heading."""
         return self._parts[title].partition("```python\n")[2].partition("```")[0]
 
 
 class Site(NamedTuple):
-    """Machines that a person has prepared as the page says, with Ray on three of them. outside: a client's machine."""
+    """The machines that a person has prepared by the page, three of them with Ray. outside: a client's machine."""
 
     network: Network
     first: Machine
@@ -71,12 +71,12 @@ class Site(NamedTuple):
 
     @property
     def all(self) -> list[Machine]:
-        """Those with Ray."""
+        """The machines with Ray."""
         return [self.first, *self.others]
 
     @property
     def stores(self) -> dict[str, str]:
-        """Where the cluster keeps what, as variables of whoever has to know it."""
+        """The stores of the cluster, as environment variables for its processes."""
         return {
             "SLUICE_METADATA": f"s3://{BUCKET}/metadata",
             "SLUICE_OBJECTS": f"s3://{BUCKET}/objects",
@@ -85,17 +85,17 @@ class Site(NamedTuple):
 
 
 def typed(machine: Machine, line: str) -> str:
-    """What a line prints, and what it says beside that, if a person types it in a shell there."""
+    """Type a line in a shell of the machine. Return all that it prints, on stdout and stderr."""
     return machine.run(["bash", "-c", f"{{ {line}; }} 2>&1"], PATIENCE_S)
 
 
 def answered(output: str) -> dict[str, Any]:
-    """The JSON object that a command printed, whatever Ray says beside it: that a node is lost, for one."""
+    """Return the JSON object that a command printed. Ray may print lines beside it, about a lost node for example."""
     return dict(json.loads([line for line in output.splitlines() if line.startswith("{")][-1]))
 
 
 def everywhere(where: list[Machine], line: str) -> list[str]:
-    """The same on several machines at once."""
+    """Run a line on several machines at once. Return the output of each."""
     begun = [machine.begin(["bash", "-c", line]) for machine in where]
     ended = [child.communicate(timeout=PATIENCE_S) for child in begun]
     assert [child.returncode for child in begun] == [0] * len(begun), ended
@@ -104,9 +104,9 @@ def everywhere(where: list[Machine], line: str) -> list[str]:
 
 @contextlib.contextmanager
 def prepared(folder: Path, *, redis: bool = False) -> Iterator[Site]:
-    """Ray as the page starts it, without Sluice. folder: for what is no machine's.
+    """Start Ray by the page, without Sluice. folder: for files that belong to no machine.
 
-    redis: on the store's machine there is one for Ray's head, which can then be lost and started again.
+    redis: the store's machine runs one for Ray's head, so that the head can be lost and started again.
     """
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(machines(5, data_bytes=DATA_BYTES))
@@ -151,14 +151,14 @@ def prepared(folder: Path, *, redis: bool = False) -> Iterator[Site]:
 
 
 def hosts_of(machine: Machine) -> list[str]:
-    """Titles of the processes that Sluice runs there."""
+    """Return the titles of the processes that Sluice runs on the machine."""
     pids = [process.pid for process in machine.processes()]
     titles = [Path(f"/proc/{pid}/cmdline").read_bytes().strip(b"\0").decode() for pid in pids]
     return [title for title in titles if title.startswith("ray::") and "Agent" not in title and "IDLE" not in title]
 
 
 def steady(site: Site, where: Machine, topic: str) -> Callable[[], dict[str, Any]]:
-    """Begin a steady load on a machine (tests.kit.steady_load); what ends it, and returns what it says."""
+    """Begin a steady load on a machine (tests.kit.steady_load). Return a function that ends and reports it."""
     load = [sys.executable, "-m", "tests.kit.steady_load", site.address, topic, "200", str(where.home / "stop")]
     where.variables.update(site.stores)
     running = where.begin(["env", f"PYTHONPATH={ROOT}/src:{ROOT}", *load])
@@ -176,10 +176,10 @@ def steady(site: Site, where: Machine, topic: str) -> Callable[[], dict[str, Any
 def rolled(
     site: Site, topic: str, between: Callable[[Machine], None] = lambda machine: None, *, drains: bool = True
 ) -> dict[str, Any]:
-    """Take the machines beside the head's down and up again, one after the other, as the page says, under load.
+    """Take the machines beside the head's down and up again under load, one at a time, as the page says.
 
-    between: what is done while a machine is down. drains False: nobody moves away before. Returns what the load says
-    (tests.kit.steady_load), and `steps`: when what was done, in seconds of the load.
+    between: what is done while a machine is down. drains False: the machine is not drained before.
+    Returns the result of the load (tests.kit.steady_load), and `steps`: (seconds of the load, what was done).
     """
     (drain,) = site.page.lines("Take a machine down")
     _, node = site.page.lines("Ray on each machine")
@@ -204,12 +204,12 @@ def rolled(
 
 
 def await_actors(site: Site) -> None:
-    """Wait until everything runs, as a person does before going to the next machine: a gateway on each included."""
+    """Wait until everything runs, a gateway on each machine included, as a person does before the next machine."""
     (_, status) = site.page.lines("Sluice")
     deadline = time.monotonic() + PATIENCE_S
     while True:
         code, output, troubled = site.first.try_to_run(["bash", "-c", f"{status} --json"], PATIENCE_S)
-        if code == 0:  # else another controller takes over just now
+        if code == 0:  # otherwise another controller is taking over
             actors = answered(output)["actors"]
             gateways = [row for row in actors if row["kind"] == "gateway"]
             troubled = str([row for row in actors if row["state"] != "running"])

@@ -1,4 +1,4 @@
-"""Writes every conversation anew: `python -m tests.scenarios`. Read the difference before keeping it."""
+"""Rewrites every conversation: `python -m tests.scenarios`. Read the difference before you keep it."""
 
 from __future__ import annotations
 

@@ -75,29 +75,29 @@ NAMES = "registry/registry"
 
 
 class Names(Actor):
-    """Where everybody is: answers the directory's questions with the newest owner."""
+    """A directory that answers with the newest owner of each role."""
 
     def __init__(self, ports: Ports, stage: Stage) -> None:
         super().__init__(ports)
         self._stage = stage
 
     async def on_locate_topic(self, request: LocateTopic) -> Located:
-        """The newest owner of the topic."""
+        """Return the newest owner of the topic."""
         settings = msgspec.json.encode(self._stage.topic_settings).decode()
         return Located(addresses=[self._stage.address("topic")], settings=settings)
 
     async def on_suspect(self, request: object) -> Reply:
-        """Noted; the script decides what becomes of it."""
+        """Take note. The script decides what becomes of the suspect."""
         return Located(addresses=[])
 
     async def on_list_bookies(self, request: object) -> BookieList:
-        """All bookies, by name."""
+        """Return all bookies, by name."""
         names = self._stage.bookies
         return BookieList(ids=names, addresses=[self._stage.address(name) for name in names])
 
 
 class Stage:
-    """Plays one script; `transcript` is the script with what was said."""
+    """A stage for one script. transcript: the script with the exchange that followed each command."""
 
     def __init__(self) -> None:
         self.world = World(1, shuffle=False)
@@ -117,12 +117,12 @@ class Stage:
         self._sessions: dict[Address, int] = {}
 
     def play(self, script: str) -> str:
-        """Run every command of a script and write down what was said."""
+        """Run every command of a script. Return the transcript."""
         self.world.play(lambda world: self._play(script.splitlines()))
         return "\n".join(self.transcript) + "\n"
 
     def address(self, role: str) -> Address:
-        """Where somebody is now; of several owners the newest."""
+        """Return the role's address; if it has several owners, the newest one's."""
         return self.world.process(self._process(role)).address
 
     async def _play(self, lines: list[str]) -> None:

@@ -1,6 +1,6 @@
 """Every script in `text/` is played, and the conversation must be what is written there.
 
-`python -m tests.scenarios` writes the files anew.
+`python -m tests.scenarios` rewrites the files.
 """
 
 from __future__ import annotations

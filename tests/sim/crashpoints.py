@@ -186,7 +186,7 @@ class CrashableProcess(Process):
         )
 
     async def die(self) -> Never:
-        """End without warning; whoever waits for this waits for ever."""
+        """End without warning; a caller that waits for this waits for ever."""
         self.world.count("crash")
         self.world.ended(self, "crash at an effect")
         await self.world.never()

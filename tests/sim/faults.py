@@ -128,7 +128,7 @@ class Nemesis:
         world.background(self._ward(), "ward")
 
     async def _ward(self) -> None:
-        """What a fault of before still brings down is brought up again."""
+        """Bring up, again and again, what an earlier fault still keeps down."""
         while True:
             await self.world.loop.pause(500)
             await self._revive()

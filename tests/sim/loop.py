@@ -147,7 +147,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return handle
 
     def work(self, milliseconds: int) -> None:
-        """What runs now keeps the loop busy for so long: everybody else is late."""
+        """Keep the loop busy for so many milliseconds: everybody else is late."""
         self.now += milliseconds
 
     def busy(self) -> bool:
@@ -357,7 +357,7 @@ def current_loop() -> SimLoop:
 
 
 class Work:
-    """What a task awaits. If that is cancelled before it begins nobody does, and Python would complain of it."""
+    """The coroutine of a task. A task that is cancelled before it begins never awaits it, and Python would complain."""
 
     def __init__(self, work: Coroutine[Any, Any, None]) -> None:
         self._work = work

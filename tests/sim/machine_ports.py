@@ -13,7 +13,7 @@ FIRST = 40_000
 
 
 class Machines:
-    """What the machines of a world know of their gateways."""
+    """The gateways and taken ports of a world's machines."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -26,7 +26,7 @@ class Machines:
         self._free = FIRST
 
     def listener(self, machine: str, port: int = 0) -> Process | None:
-        """Who listens on a machine, at the port that clients were told."""
+        """Return the living process that listens on a machine, at the port that clients were told, or None."""
         port = port or next((told for (where, _), told in self._told.items() if where == machine), 0)
         process = self._listening.get((machine, port))
         return process if process is not None and process.alive else None

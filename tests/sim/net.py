@@ -29,7 +29,7 @@ R = TypeVar("R", bound=Reply)
 
 
 class Process(Protocol):
-    """What is asked of a process, of those that call and those that are called."""
+    """A process that calls others, or is called."""
 
     name: str
     machine: str
@@ -43,7 +43,7 @@ class Process(Protocol):
 
 
 class Processes(Protocol):
-    """What is asked of the world that has the processes."""
+    """A world that has processes."""
 
     loop: SimLoop
     network: Network
@@ -61,7 +61,7 @@ class Processes(Protocol):
 
 @dataclass
 class LinkFaults:
-    """What may happen to one message on a link. Chances are per message, times in milliseconds."""
+    """The faults that may befall one message on a link. Chances are per message, times in milliseconds."""
 
     delay_ms: tuple[int, int] = (0, 2)
     loss: float = 0.0
@@ -178,7 +178,7 @@ class Network:
         return probability > 0 and self._rng.random() < probability
 
     def refusal(self, kind: str) -> SluiceError | None:
-        """What a request of this kind is refused with, if it is."""
+        """Return the error with which a request of this kind is refused, if it is."""
         likely, errors = self.refusals.get(kind, (0.0, ()))
         if not self.chance(likely):
             return None

@@ -24,13 +24,13 @@ MOST_UNREAD = (300, 3_000, 1 << 30)
 
 
 class Reader(Protocol):
-    """Who has an end of a connection."""
+    """A reader at one end of a connection."""
 
     def data(self, chunk: bytes) -> None:
-        """These bytes came."""
+        """Take bytes that came."""
 
     def over(self) -> None:
-        """The connection is over."""
+        """Learn that the connection is over."""
 
 
 class End:
@@ -87,7 +87,7 @@ class End:
         self._process.task(self._read(), "read")
 
     async def attach(self, reader: Reader) -> None:
-        """Somebody reads from now on; it may be over already."""
+        """Let a reader read from now on; the connection may be over already."""
         self.reader = reader
         if self._told:
             reader.over()
@@ -152,7 +152,7 @@ class End:
         self._transit.clear()
 
     def learn(self) -> None:
-        """Its owner is told that it is over."""
+        """Tell the owner of this end that the connection is over."""
         self.closed = True
         if self._process.alive and not self._told:
             self._told = True
@@ -180,7 +180,7 @@ class Pipes:
         world.ears.append(self._hear)
 
     def find(self, server: str) -> Process | None:
-        """Who would take a connection to this server."""
+        """Return the process that would take a connection to this server."""
         process = self.machines.listener(server)
         if process is None and server in self.world.names():
             process = self.world.process(server)

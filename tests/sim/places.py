@@ -1,4 +1,4 @@
-"""Where a simulated controller starts its actors."""
+"""The places where a simulated controller starts its actors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Kind = tuple[
 
 
 class Placed(Protocol):
-    """What is asked of a process that was started here."""
+    """A process that was started here."""
 
     disk_name: str | None
 
 
 class Machines(Protocol):
-    """What is asked of the world that has the machines."""
+    """A world that has machines."""
 
     loop: SimLoop
     rng: random.Random
@@ -37,7 +37,7 @@ class Machines(Protocol):
 
     @property
     def kinds(self) -> Mapping[str, Kind]:
-        """What can be started."""
+        """The kinds of processes that can be started."""
 
     def at(self, address: Address) -> Placed | None:
         """The living process at an address."""

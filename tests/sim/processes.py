@@ -38,7 +38,7 @@ NOTICE_MS = 4_000
 
 @dataclass
 class Trouble:
-    """What may go wrong with any process, as chances, and milliseconds."""
+    """The troubles that any process may have, as chances, and milliseconds."""
 
     start_fails: float = 0.0
     answer_lost: float = 0.0
@@ -97,7 +97,7 @@ class SimCluster:
         self.cut_off[machine] = None
 
     def heal_machine(self, machine: str) -> None:
-        """It is reached again; what was ordered meanwhile is carried out."""
+        """Reach a machine again, and carry out what was ordered meanwhile."""
         if machine in self.cut_off:
             self.world.record(machine, "is back")
             del self.cut_off[machine]
@@ -153,27 +153,27 @@ class SimCluster:
         return [process for _, process in sorted(self.processes.items())]
 
     def freeze(self, process: SimProcess) -> None:
-        """It does nothing until it thaws."""
+        """Freeze a process: it does nothing until it thaws."""
         self.world.count("process frozen")
         self.world.record(process.name, "freezes")
         process.frozen = True
 
     def thaw(self, process: SimProcess) -> None:
-        """It does what it was asked meanwhile."""
+        """Thaw a process: it does what it was asked meanwhile."""
         if not process.dead and process.frozen:
             self.world.record(process.name, "thaws")
             process.frozen = False
             self.go_on(process)
 
     def go_on(self, process: SimProcess) -> None:
-        """It does what it was asked before it could."""
+        """Do what a process was asked before it could do it."""
         if process.ready and not process.frozen:
             held, process.held = process.held, []
             for work in held:
                 work()
 
     def die(self, process: SimProcess, reason: str) -> None:
-        """It ends; who waits for it learns that."""
+        """End a process; callers that wait for it learn that."""
         if process.dead:
             return
         self.world.record(process.name, "dies", reason=reason)
@@ -373,7 +373,7 @@ class SimProcesses:
         await self._world.loop.pause(1 + self._cluster.rng.randrange(most))
 
     async def _ask(self, process: SimProcess | None, work: Callable[[], Any], timeout: int) -> Any:
-        """What work in a process returns, when it is up and awake. It is done even if nobody waits any more."""
+        """Return the outcome of work in a process that is up and awake. The work is done even if nobody waits."""
         await self._pause(5)
         if process is None or process.dead or process.given_up:
             return Unknown("there is no such process", gone=True)

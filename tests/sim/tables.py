@@ -55,7 +55,7 @@ class TableCatalog:
         await trouble.after(machine)
 
     async def columns(self, machine: str) -> SimColumns:
-        """What makes columns of payloads, unless it is away."""
+        """Return an object that makes columns of payloads, unless the store is away."""
         trouble = self.trouble
         trouble.faults, trouble.cut = self._objects.trouble.faults, self._objects.trouble.cut
         await trouble.before(machine)

@@ -1,4 +1,4 @@
-"""What the judge of the gateway's world is told of a delivery beside what is on the wire, and what it makes of it."""
+"""The stamps of deliveries, which the judge of the gateway's world gets beside the wire, and its verdict on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.sim.worlds.gateway import check_order
 
 
 def test_a_frame_is_stamped_though_its_consumer_goes_at_once() -> None:
-    """What is said within a millisecond is written together, when the consumer may have been sent away already."""
+    """Frames of the same millisecond are written together, perhaps after their consumer was sent away."""
 
     async def scenario(clients: Clients) -> None:
         wire = await clients.join("c0", GATEWAYS[0])
@@ -41,7 +41,7 @@ def received(who: str, number: int, dispatch: int, came: int) -> list[Any]:
 
 
 def test_first_deliveries_are_in_order_as_clients_get_them() -> None:
-    """What had gone to one consumer first may come to it last, without what another one has done meanwhile."""
+    """A client may get last what its consumer was sent first, without what the next consumer has done meanwhile."""
     late = [received("a", 6, 2, 30), received("b", 5, 3, 10), received("b", 6, 4, 20)]
     check_order([], late)
     with pytest.raises(AssertionError, match="message 5 of b'k' came first behind message 6"):

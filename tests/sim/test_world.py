@@ -120,7 +120,7 @@ def test_messages_are_lost_and_repeated() -> None:
 
 @pytest.mark.parametrize("ends", ["before", "meanwhile", "not"])
 def test_a_call_within_a_machine_is_answered(ends: str) -> None:
-    """Those on it are one process: it lives on when one of its actors ends, and nothing is lost within it."""
+    """The actors of a machine are one process: it lives on when one of them ends, and nothing is lost within it."""
 
     async def scenario(world: World) -> None:
         address = await world.start("one", Silent if ends == "meanwhile" else Counter, machine="m")
@@ -204,7 +204,7 @@ def test_a_crashed_process_comes_back_at_another_address() -> None:
     World(6).play(scenario)
 
 
-def test_what_was_synced_stays_and_the_rest_may_be_lost() -> None:
+def test_synced_bytes_stay_and_the_rest_may_be_lost() -> None:
     kept: dict[str, int] = {}
     for seed in range(60):
 
@@ -245,7 +245,7 @@ def test_a_failed_sync_is_final_until_the_node_starts_anew() -> None:
     World(7).play(scenario)
 
 
-def test_what_a_failed_sync_left_is_lost_with_the_power() -> None:
+def test_bytes_of_a_failed_sync_are_lost_with_the_power() -> None:
     async def scenario(world: World) -> None:
         disk = world.disk("one")
         await disk.append("journal", [b"good"], sync=True)

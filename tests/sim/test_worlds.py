@@ -121,6 +121,7 @@ ONCE_FAILED = [
     ("chunks", 2),  # chunks that were given back came behind later ones, which were dropped
     ("chunks", 54),  # two messages of one key lay among each other, and each was given back for the other
     ("chunks", 60),  # a message that lost one chunk kept the others, and that one was dropped alone
+    ("chunks", 640000120),  # messages that their producers left took each other's places, and none grew old
     ("gateway", 99415083),  # to the judge a message was still held that its first consumer had finished for all
 ]
 """Seeds that showed a defect of the broker or of its judge, with what it was about."""
@@ -149,7 +150,7 @@ def test_seeds_that_once_failed_are_clean(name: str, seed: int) -> None:
 
 
 def check(name: str, seeds: range) -> None:
-    """These seeds are clean, and something was checked in them."""
+    """Assert that these seeds are clean, and that something was checked in them."""
     checked = 0
     for seed in seeds:
         if (name, seed) in OPEN:

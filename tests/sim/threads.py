@@ -155,7 +155,7 @@ class TurnCondition:
         self._lock.__exit__()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Let go of the lock until somebody notifies, or until the time-out."""
+        """Release the lock until another thread notifies, or until the time-out."""
         told = [False]
         self._told.append(told)
         depth, self._lock.depth = self._lock.depth, 1
@@ -168,7 +168,7 @@ class TurnCondition:
         return told[0]
 
     def notify(self, count: int = 1) -> None:
-        """Wake so many of those who wait."""
+        """Wake `count` of the threads that wait."""
         for told in self._told[:count]:
             told[0] = True
         del self._told[:count]

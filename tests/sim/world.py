@@ -96,7 +96,7 @@ class Process:
 
     @property
     def actor(self) -> Actor | None:
-        """Its actor, if it has one."""
+        """The actor of the process, if it has one."""
         return None if self.hosted is None else self.hosted.actor
 
     def host(self, actor: Actor) -> HostedActor:
@@ -105,7 +105,7 @@ class Process:
         return self.hosted
 
     def broken(self, work: str, error: Exception) -> None:
-        """Something of the actor raised what it must not."""
+        """End the process after an error that stops an actor; any other error is a defect."""
         if isinstance(error, DiskFailed):
             self._world.ended(self, f"its disk failed: {error}")
         elif isinstance(error, SluiceError):
@@ -326,20 +326,20 @@ class World:
                 self.hosts[process.machine] = InCommon()
 
     def in_common(self, machine: str) -> InCommon:
-        """What a new process here shares with others: nothing, unless they are one. A frozen one takes nothing in."""
+        """Return what a new process here shares with others: nothing, unless they are one and none is frozen."""
         frozen = any(process.paused and process.machine == machine for process in self._addresses.values())
         if frozen and machine in self.hosts:
             self.hosts[machine] = InCommon()
         return self.hosts.get(machine) or InCommon()
 
     def _together(self, process: Process) -> list[Process]:
-        """Those that share its fate: the actors of its process, and no client that is on the same machine."""
+        """Return the processes that end together: the actors of one process, without clients on the same machine."""
         if process.machine not in self.hosts or process.actor is None:
             return [process]
         return [each for each in self._addresses.values() if each.machine == process.machine and each.actor is not None]
 
     async def restart(self, name: str) -> Address:
-        """Start a crashed process anew, on its old disk, with a new address."""
+        """Restart a crashed process, on its old disk, with a new address."""
         process = self._processes[name]
         if process.make is None:
             raise Invalid(f"{name} is a client; open a new one")

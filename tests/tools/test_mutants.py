@@ -50,7 +50,7 @@ def test_a_child_that_hangs_is_ended() -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_no_mutant_is_stale(group: str) -> None:
-    """What each of them changes stands there once, and the test that is to find it exists."""
+    """Each mutant's old text stands once in its file, and the test that is to find it exists."""
     wrong = []
     for mutant in GROUPS[group]:
         path = ROOT / f"{mutant.module.removeprefix('sluice.').replace('.', '/')}.py"

@@ -2,9 +2,9 @@
 
 A mutant is one substitution in the source of one module, made in memory while the module is imported; nothing on the
 disk changes. Each has a world and a seed in which a promise breaks because of it, or, where a whole world comes to that
-point too seldom, a test. `python -m tools.mutants` plays every mutant at its seed, in a process of its own, and
-tells which check found it; a mutant that nobody finds means that the tests have gone blind there. `--search A:B` looks
-for a seed anew.
+point too seldom, a test. `python -m tools.mutants` plays every mutant at its seed, in a process of its own, and tells
+which check found it; a mutant that no check finds means that the tests have gone blind there. `--search A:B` looks for
+another seed.
 
 The text that is replaced must occur exactly once, so a mutant whose line was rewritten shows up as stale at once.
 """

@@ -1,7 +1,7 @@
 """Plays every mutant at its seed, or its test, and tells what found it. Exit code 1 if one was not found, 2 if stale.
 
-A change of the broker changes what a seed does. A mutant that is not found at its recorded seed any more is looked
-for in the first seeds of its world; what is found there should be recorded anew.
+A change of the broker changes what a seed does. A mutant that is not found at its recorded seed any more is looked for
+in the first seeds of its world; the seed that is found there should be recorded.
 
 Each mutant runs in a forked child: the parent has imported the big libraries and none of the project's own modules,
 so a child costs a fraction of a second. A child that takes longer than its patience is ended: a test that hangs has
@@ -38,7 +38,7 @@ ELSEWHERE = {
     "history": 300,
     "compaction": 300,
     "erasing": 60,
-    "workers": 300, "machines": 300, "candidates": 300,
+    "workers": 300, "machines": 300, "candidates": 300, "chunks": 60,
 }  # fmt: skip
 """So many seeds of a world are looked through when the recorded one is clean: a minute or two."""
 CLUMSY = ("NameError", "ImportError", "AttributeError", "SyntaxError")

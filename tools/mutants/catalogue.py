@@ -13,6 +13,7 @@ from tools.mutants.giving_up import GIVING_UP
 from tools.mutants.hearing_strangers import HEARING_STRANGERS
 from tools.mutants.holding import HOLDING
 from tools.mutants.idling import IDLING
+from tools.mutants.joining_chunks import JOINING_CHUNKS
 from tools.mutants.keeping_history import KEEPING_HISTORY
 from tools.mutants.keeping_order import KEEPING_ORDER
 from tools.mutants.keeping_places import KEEPING_PLACES
@@ -65,5 +66,6 @@ GROUPS: dict[str, list[Mutant]] = {
     "telling": TELLING,
     "repeating": REPEATING,
     "leaving behind": LEAVING_BEHIND,
+    "joining chunks": JOINING_CHUNKS,
 }
 MUTANTS: list[Mutant] = [mutant for group in GROUPS.values() for mutant in group]

@@ -45,7 +45,7 @@ CHANGING: list[Mutant] = [
     Mutant(
         name="who comes after a topic was terminated waits for its end",
         module="sluice.actors.topic.topic",
-        old="(reply.ends and not told)",
+        old="(reply.ends and not knows_end)",
         new="(reply.ends and told)",
         world=GATEWAY,
         test=ENDING,
@@ -61,7 +61,7 @@ CHANGING: list[Mutant] = [
     Mutant(
         name="the end of a topic is told before everything is done",
         module="sluice.actors.dispatcher.delivery.dispatch_loop",
-        old="        if self._reader.over and not self._backlog.count(self._reader.end):\n",
+        old="        if self._reader.over and not self._ack_handler.count(self._reader.end):\n",
         new="        if self._reader.over:\n",
         world=GATEWAY,
         test=f"{CLIENTS}::test_consumers_are_told_when_everything_is_done",
@@ -96,7 +96,7 @@ CHANGING: list[Mutant] = [
         old="self._ports.meta.remove(self._key, self._number)",
         new="self._ports.meta.remove(self._key)",
         world=GATEWAY,
-        test=f"{DELETING}::test_who_is_replaced_while_it_deletes_leaves_the_record",
+        test=f"{DELETING}::test_owner_replaced_during_a_deletion_leaves_the_record",
     ),
     Mutant(
         name="a subscription that is half deleted goes on",
@@ -104,7 +104,7 @@ CHANGING: list[Mutant] = [
         old='    if value is not None and value.get("deleted"):\n',
         new="    if False:\n",
         world=GATEWAY,
-        test=f"{DELETING}::test_what_was_half_deleted_begins_anew",
+        test=f"{DELETING}::test_half_deleted_subscription_starts_over",
     ),
     Mutant(
         name="of several partitions one is deleted before the others agree",
@@ -120,6 +120,6 @@ CHANGING: list[Mutant] = [
         old="        if self._context.ports.clock.monotonic() < self._held_until:\n",
         new="        if False:\n",
         world=GATEWAY,
-        test=f"{DELETING}::test_who_comes_during_a_deletion_keeps_no_half",
+        test=f"{DELETING}::test_attach_during_a_deletion_keeps_no_partition",
     ),
 ]

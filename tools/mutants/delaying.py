@@ -1,4 +1,4 @@
-"""Mutants of delayed delivery, most of which only a test of a store that is away or refuses can find."""
+"""Mutants of delayed delivery. Only a test whose store is away or refuses can find most of them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="what is acknowledged is given back with everything else",
         module="sluice.actors.dispatcher.delivery.redelivery",
-        old="self._backlog.acknowledge(done[self._core.knows(session.number, done)], session.number, now)\n",
+        old="self._ack_handler.acknowledge(done[self._core.knows(session.number, done)], session.number, now)\n",
         new="pass\n",
         world=BROKER,
         test="tests/actors/dispatcher/delivery/test_redelivery.py",
@@ -143,7 +143,7 @@ DISPATCHING: list[Mutant] = [
         old="            self._reader.stop_waiting()\n",
         new="            pass\n",
         world=BROKER,
-        test="tests/actors/dispatcher/delivery/test_reader.py::test_who_reads_compacted_waits_for_no_read_at_the_end",
+        test="tests/actors/dispatcher/delivery/test_reader.py::test_compacted_reader_waits_for_no_read_at_the_end",
     ),
     Mutant(
         name="delayed messages go out at once",
@@ -175,7 +175,7 @@ DISPATCHING: list[Mutant] = [
         old=" holding=self._all_held(),",
         new=" holding=self._all_held()[:0],",
         world=BROKER,
-        test="tests/actors/dispatcher/test_rejoin.py::test_what_is_done_does_not_come_back_with_its_holder",
+        test="tests/actors/dispatcher/test_rejoin.py::test_done_message_does_not_return_with_its_holder",
     ),
     Mutant(
         name="a lost acknowledgement is told to nobody",
@@ -318,7 +318,7 @@ DISPATCHING: list[Mutant] = [
         name="a dead letter is done before it is stored",
         module="sluice.actors.dispatcher.delivery.dead_letters",
         old="                await self._publish(batch.slice(start, start + step))\n",
-        new="                self._backlog.done_elsewhere(received.positions)\n"
+        new="                self._ack_handler.done_elsewhere(received.positions)\n"
         "                await self._publish(batch.slice(start, start + step))\n",
         world=DEAD_LETTERS,
         seed=15,
@@ -374,8 +374,8 @@ DISPATCHING: list[Mutant] = [
     Mutant(
         name="a seek moves the reader only when the stores have answered",
         module="sluice.actors.dispatcher.operator.seek",
-        old="                self._reader.move(target)\n                await self._backlog.forget_delayed()\n",
-        new="                await self._backlog.forget_delayed()\n                self._reader.move(target)\n",
+        old="                self._reader.move(target)\n                await self._ack_handler.forget_delayed()\n",
+        new="                await self._ack_handler.forget_delayed()\n                self._reader.move(target)\n",
         world=SEEKS,
         test="tests/actors/dispatcher/operator/test_seek.py",
     ),

@@ -54,7 +54,7 @@ GIVING_BACK: list[Mutant] = [
         old="    core.carried.shift(by)\n",
         new="",
         world=REDELIVERIES,
-        test=f"{_UNITS}::test_what_is_left_of_a_delay_stays_when_the_clock_is_set",
+        test=f"{_UNITS}::test_remaining_delay_stays_when_the_clock_is_set",
     ),
     Mutant(
         name="a delay goes by a clock that was set",
@@ -78,6 +78,6 @@ GIVING_BACK: list[Mutant] = [
         old="    window.flags[idle] |= DELIVERED  # by an owner before this one\n",
         new="",
         world=REDELIVERIES,
-        test=f"{_UNITS}::test_what_is_said_again_was_delivered_before",
+        test=f"{_UNITS}::test_repeated_nack_proves_an_earlier_delivery",
     ),
 ]

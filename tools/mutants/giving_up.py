@@ -74,7 +74,7 @@ GIVING_UP: list[Mutant] = [
         old="        except CancelledError:\n            raise Fenced(CLOSED) from None\n",
         new="",
         world=BROKER,
-        test=f"{LOOP}::test_who_waits_when_it_ends_is_told_so",
+        test=f"{LOOP}::test_a_waiting_caller_learns_that_the_loop_ends",
     ),
     Mutant(
         name="an ending loop takes work that nobody carries out",
@@ -82,6 +82,6 @@ GIVING_UP: list[Mutant] = [
         old="                if self._ended:\n",
         new="                if self._ended and self.loop.is_closed():\n",
         world=BROKER,
-        test=f"{LOOP}::test_who_asks_while_it_ends_does_not_wait_for_ever",
+        test=f"{LOOP}::test_a_question_to_an_ending_loop_does_not_wait_for_ever",
     ),
 ]

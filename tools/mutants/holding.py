@@ -6,10 +6,7 @@ from tools.mutants import Mutant
 
 BROKER = "broker"
 
-_FINISHED = (
-    "tests/actors/dispatcher/delivery/test_dispatch_loop.py::"
-    "test_what_another_consumer_has_finished_is_not_sent_any_more"
-)
+_FINISHED = "tests/actors/dispatcher/delivery/test_dispatch_loop.py::test_message_done_by_another_consumer_is_not_sent"
 
 HOLDING: list[Mutant] = [
     Mutant(
@@ -34,7 +31,7 @@ HOLDING: list[Mutant] = [
         old="                finished=holding[self._cursor.is_acknowledged(holding)],\n",
         new="",
         world=BROKER,
-        test="tests/actors/dispatcher/test_rejoin.py::test_what_is_done_does_not_come_back_with_its_holder",
+        test="tests/actors/dispatcher/test_rejoin.py::test_done_message_does_not_return_with_its_holder",
     ),
     Mutant(
         name="a refusal is taken for the hashes of what is held",
@@ -42,7 +39,7 @@ HOLDING: list[Mutant] = [
         old="            await wait.pause()\n",
         new="            break\n",
         world=BROKER,
-        test="tests/actors/dispatcher/test_rejoin.py::test_what_is_no_answer_keeps_dispatch_closed",
+        test="tests/actors/dispatcher/test_rejoin.py::test_refusal_by_the_topic_keeps_dispatch_closed",
     ),
     Mutant(
         name="the end of a lease is told when the owner has been found",

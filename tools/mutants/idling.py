@@ -250,7 +250,7 @@ IDLING: list[Mutant] = [
         old="            self._behind[self.number] = self\n",
         new="            pass\n",
         world=BROKER,
-        test="tests/actors/dispatcher/delivery/test_sessions.py::test_who_has_turns_that_are_not_durable_is_known",
+        test="tests/actors/dispatcher/delivery/test_sessions.py::test_sessions_with_turns_not_yet_durable_are_listed",
     ),
     Mutant(
         name="what a subscription waits for leaves the memory of an idle topic",

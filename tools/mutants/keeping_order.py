@@ -14,7 +14,7 @@ KEEPING_ORDER: list[Mutant] = [
         old="        self.revoked = np.union1d(self.revoked, positions)\n        self.heard[self.number] = None\n",
         new="        self.revoked = np.union1d(self.revoked, positions)\n",
         world=NACK_ORDER,
-        test=f"{_UNITS}::test_who_is_asked_to_give_back_has_news",
+        test=f"{_UNITS}::test_consumer_asked_to_give_back_is_listed_as_untold",
     ),
     Mutant(
         name="what consumers hold behind a message that came back is not asked back",
@@ -62,7 +62,7 @@ KEEPING_ORDER: list[Mutant] = [
         old="self.position[rows] > max(self.last_read, self.reached)",
         new="self.position[rows] < 0",
         world=NACK_ORDER,
-        test=f"{_UNITS}::test_what_comes_back_waits_for_what_was_not_read_yet",
+        test=f"{_UNITS}::test_returned_message_waits_for_earlier_unread_ones",
     ),
     Mutant(
         name="what a dead owner would have asked back is shown",

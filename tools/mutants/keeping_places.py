@@ -14,7 +14,7 @@ KEEPING_PLACES: list[Mutant] = [
         old="if other.name in names and other.number in placed]",
         new="if other.name in names]",
         world=GRACE,
-        test=f"{_UNITS}::test_who_took_over_and_left_at_once_keeps_its_hashes",
+        test=f"{_UNITS}::test_name_that_took_over_and_left_keeps_its_hashes",
     ),
     Mutant(
         name="the place of a consumer that left is not kept",
@@ -118,7 +118,7 @@ KEEPING_PLACES: list[Mutant] = [
         old="        return JoinAs(unassigned=True) if damped else NEW\n",
         new="        return NEW\n",
         world=GRACE,
-        test=f"{_UNITS}::test_who_comes_and_goes_gets_hashes_later",
+        test=f"{_UNITS}::test_flapping_consumer_gets_its_hashes_later",
     ),
     Mutant(
         name="a new owner forgets who comes and goes",
@@ -126,7 +126,7 @@ KEEPING_PLACES: list[Mutant] = [
         old='"flaps": self.damping.rows()',
         new='"flaps": []',
         world=GRACE,
-        test=f"{_UNITS}::test_who_comes_and_goes_gets_hashes_later",
+        test=f"{_UNITS}::test_flapping_consumer_gets_its_hashes_later",
     ),
     Mutant(
         name="a copy of an attach is answered before the place is durable",

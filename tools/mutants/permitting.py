@@ -137,6 +137,6 @@ PERMITTING: list[Mutant] = [
         "        return bool(idle or waiting)",
         new="        return False",
         world=GATEWAY,
-        test="tests/cluster/http/test_connections.py::test_who_only_connects_makes_room_for_who_asks",
+        test="tests/cluster/http/test_connections.py::test_a_silent_connection_makes_room_for_a_request",
     ),
 ]

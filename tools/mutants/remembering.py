@@ -1,4 +1,4 @@
-"""Mutants of what somebody asks for once: it outlives whoever heard it."""
+"""Mutants of requests that are made once: what is asked for outlives the process that heard it."""
 
 from __future__ import annotations
 

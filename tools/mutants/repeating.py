@@ -71,7 +71,7 @@ REPEATING: list[Mutant] = [
         old="        if self._outcome is None:\n",
         new="        if True:\n",
         world=BROKER,
-        test=f"{DELETING}::test_who_deletes_it_at_the_same_time_hears_the_same",
+        test=f"{DELETING}::test_concurrent_deletions_get_the_same_answer",
     ),
     Mutant(
         name="a subscription that another controller has deleted is made anew",
@@ -79,7 +79,7 @@ REPEATING: list[Mutant] = [
         old="    if settings is None and value is None:\n",
         new="    if False:\n",
         world=BROKER,
-        test=f"{DELETING}::test_who_takes_the_place_of_a_deleted_one_makes_none",
+        test=f"{DELETING}::test_replacing_a_deleted_owner_creates_no_record",
     ),
     Mutant(
         name="what was deleted is started again and again",
@@ -95,7 +95,7 @@ REPEATING: list[Mutant] = [
         old="            if number < self._cleared[0]:\n",
         new="            if False:\n",
         world=BROKER,
-        test="tests/actors/dispatcher/operator/test_seek.py::test_what_comes_behind_a_clear_stays",
+        test="tests/actors/dispatcher/operator/test_seek.py::test_message_published_after_a_clear_stays",
     ),
     Mutant(
         name="a claim of a pool that comes twice replaces its keeper",
@@ -135,7 +135,7 @@ REPEATING: list[Mutant] = [
         old="self._selection.select(request, start, last)",
         new="self._selection.select(request, start, ends.last)",
         world="cancels",
-        test="tests/actors/dispatcher/test_cancelling.py::test_what_is_sent_behind_a_cancellation_comes",
+        test="tests/actors/dispatcher/test_cancelling.py::test_message_published_after_a_cancellation_comes",
     ),
     Mutant(
         name="a subscription reports behind the word that it is gone",
@@ -143,7 +143,7 @@ REPEATING: list[Mutant] = [
         old="        if self._gone and not gone:\n",
         new="        if False:\n",
         world=BROKER,
-        test=f"{DELETING}::test_nothing_is_said_behind_the_word_that_it_is_gone",
+        test=f"{DELETING}::test_no_progress_is_reported_after_the_deletion",
     ),
     Mutant(
         name="a controller that was frozen removes the record of a topic that was made again",

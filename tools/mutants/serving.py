@@ -492,7 +492,7 @@ SERVING: list[Mutant] = [
         name="what is too much is measured from where the topic was told last",
         module="sluice.actors.topic.topic",
         old="waits = bytes_behind(self._log, request.mark_delete)",
-        new="waits = backlog_bytes(self._log, self._upkeep.marks)",
+        new="waits = backlog_bytes(self._log, self._maintenance.marks)",
         world=GATEWAY,
         test="tests/actors/policies/test_eviction.py::test_excess_is_measured_from_the_mark_of_who_asks",
     ),

@@ -48,7 +48,7 @@ SETTING_ASIDE: list[Mutant] = [
         old="    revocation.revoke(core)\n",
         new="",
         world=PARKING,
-        test=f"{_UNITS}::test_what_is_redriven_asks_back_what_follows_it",
+        test=f"{_UNITS}::test_redriven_key_asks_back_its_later_messages",
     ),
     Mutant(
         name="what comes back does not go past the lot",

@@ -26,8 +26,8 @@ STORING: list[Mutant] = [
     Mutant(
         name="an immediate handler is called before the start",
         module="sluice.actors.runtime.host",
-        old="if wanted is not None and self.serves else None",
-        new="if wanted is not None and not self._gone() else None",
+        old="if wanted is None or immediate is None or not self.serves:",
+        new="if wanted is None or immediate is None or self._gone():",
         world=BOOKIE,
         test="tests/actors/runtime/test_host.py",
     ),
@@ -38,6 +38,14 @@ STORING: list[Mutant] = [
         new="        if witness is None:\n            with contextlib.suppress(TypeError):",
         world=BOOKIE,
         test="tests/cluster/host/test_disk.py",
+    ),
+    Mutant(
+        name="a group that a full disk refuses leaves the one before it without a witness",
+        module="sluice.actors.bookie.journal",
+        old="            await self._disk.append(marks_name(self.segment), [mark], sync=False)\n",
+        new="",
+        world=BOOKIE,
+        test="tests/actors/bookie/test_damage.py::test_a_group_before_a_full_disk_keeps_a_witness",
     ),
     Mutant(
         name="a failed sync is believed after a restart",
@@ -309,6 +317,14 @@ STORING: list[Mutant] = [
         test="tests/actors/topic/test_publish.py::test_joint_run_with_a_stored_part_is_refused_whole",
     ),
     Mutant(
+        name="a wave that is too large is given up",
+        module="sluice.actors.producer.waves",
+        old="            over(partial(_publish_apart, parts))\n",
+        new="            over(_nothing)\n",
+        world="broker",
+        test="tests/actors/producer/test_waves.py::test_wave_that_is_too_large_is_published_by_each_producer",
+    ),
+    Mutant(
         name="a round that is late keeps all appends waiting",
         module="sluice.actors.producer.waves",
         old="        self._rounds.let_next(self, 0)\n",
@@ -339,6 +355,14 @@ STORING: list[Mutant] = [
         new="        self._rounds.let_next(None, 0)\n",
         world="broker",
         test="tests/actors/producer/test_waves.py::test_an_append_that_is_stuck_counts_for_a_while",
+    ),
+    Mutant(
+        name="chunks are dropped whose rest waits in front of a full queue",
+        module="sluice.cluster.client.chunk_joiner",
+        old="        if not waits and self._sent_to(row) > consumer.came():\n",
+        new="        if not waits and self._sent_to(row) < 0:\n",
+        world="broker",
+        test="tests/cluster/client/test_chunks.py::test_chunks_stay_while_their_last_one_waits_for_a_full_queue",
     ),
     Mutant(
         name="neighbouring slices are joined in any order",

@@ -30,7 +30,7 @@ TELLING: list[Mutant] = [
         old="    core.drains.owners_changed(tables, core.now)\n",
         new="",
         world="owners",
-        test=f"{_DRAINS}::test_what_drains_at_who_came_back_counts_as_begun",
+        test=f"{_DRAINS}::test_drain_at_a_returned_consumer_counts_as_begun",
     ),
     Mutant(
         name="a seek forgets what drained before it",
@@ -60,9 +60,9 @@ TELLING: list[Mutant] = [
         name="what is acknowledged while an expiry becomes durable has expired",
         module="sluice.actors.dispatcher.operator.seek",
         old="        self._wakeups.all()\n        return skipped\n",
-        new="        self._wakeups.all()\n        return before - self._backlog.count(end)\n",
+        new="        self._wakeups.all()\n        return before - self._ack_handler.count(end)\n",
         world="skips",
-        test="tests/actors/dispatcher/operator/test_seek.py::test_what_is_done_meanwhile_did_not_expire",
+        test="tests/actors/dispatcher/operator/test_seek.py::test_message_done_meanwhile_did_not_expire",
     ),
     Mutant(
         name="metrics do not hear of the end of a grace",
@@ -118,7 +118,7 @@ TELLING: list[Mutant] = [
         old="for member in core.members if core.members.blocked[member.slot]]",
         new="for member in core.members if False]",
         world="broker",
-        test="tests/actors/key_shared/observe/test_explain.py::test_who_may_hold_no_more_is_not_out_of_permits",
+        test="tests/actors/key_shared/observe/test_explain.py::test_consumer_at_its_unacked_limit_is_not_out_of_permits",
     ),
     Mutant(
         name="shares and settings of partitions add up",
@@ -174,7 +174,7 @@ TELLING: list[Mutant] = [
         old="        self.void[member.slot] += count\n",
         new="",
         world="broker",
-        test="tests/actors/key_shared/test_reset.py::test_what_never_arrived_was_sent_all_the_same",
+        test="tests/actors/key_shared/test_reset.py::test_message_that_never_arrived_counts_as_sent",
     ),
     Mutant(
         name="what is at a consumer waits for the end of a pause",
@@ -182,7 +182,7 @@ TELLING: list[Mutant] = [
         old='if reasons[0]["gate"] == "delivered":',
         new="if False:",
         world="broker",
-        test="tests/actors/dispatcher/operator/test_inspection.py::test_what_is_at_a_consumer_does_not_wait_for_others",
+        test="tests/actors/dispatcher/operator/test_inspection.py::test_delivered_message_does_not_wait_for_others",
     ),
     Mutant(
         name="what is to be parked waits for the dead letter topic",
@@ -190,7 +190,7 @@ TELLING: list[Mutant] = [
         old="unblocks = parks if core.parked.on else ",
         new="unblocks = ",
         world="parking",
-        test="tests/actors/key_shared/observe/test_explain.py::test_what_failed_too_often_goes_where_it_is_to_go",
+        test="tests/actors/key_shared/observe/test_explain.py::test_explain_names_the_way_of_a_failed_message",
     ),
     Mutant(
         name="consumers of one name have one rate",
@@ -206,7 +206,7 @@ TELLING: list[Mutant] = [
         old="int(members.unacked[slot]) + len(member.claims),",
         new="int(members.unacked[slot]),",
         world="restored",
-        test="tests/actors/dispatcher/operator/test_statistics.py::test_what_is_held_from_an_earlier_owner_is_told",
+        test="tests/actors/dispatcher/operator/test_statistics.py::test_messages_held_from_an_earlier_owner_are_counted",
     ),
     Mutant(
         name="what is held from an earlier owner waits for permits",
@@ -214,7 +214,7 @@ TELLING: list[Mutant] = [
         old="if position in member.claims), None)",
         new="if position < 0), None)",
         world="restored",
-        test="tests/actors/dispatcher/operator/test_statistics.py::test_what_is_held_from_an_earlier_owner_is_told",
+        test="tests/actors/dispatcher/operator/test_statistics.py::test_messages_held_from_an_earlier_owner_are_counted",
     ),
     Mutant(
         name="blocked keys do not know of a pause",
@@ -238,6 +238,6 @@ TELLING: list[Mutant] = [
         old="        self.acked_by_leavers += member.messages_acked\n",
         new="",
         world="broker",
-        test="tests/actors/key_shared/test_reset.py::test_what_leavers_got_and_gave_back_counts_in_the_whole",
+        test="tests/actors/key_shared/test_reset.py::test_counts_of_consumers_that_left_stay_in_the_total",
     ),
 ]

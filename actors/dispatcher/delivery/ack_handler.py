@@ -1,7 +1,6 @@
-"""The messages of the log that are not done: the cursor, and all state of open messages.
+"""The one place where messages become done: by an acknowledgement, by expiry, by a skip, or because they are lost.
 
-Every part that makes messages done goes through here, so that the cursor, the runs, the decision core and the delayed
-index agree, and the cursor becomes durable.
+It keeps the cursor, the runs, the decision core and the delayed index in step, and asks the store for a durable cursor.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from sluice.storage.format.position import Positions, entries_of, ledger_of, pos
 
 
 class AckHandler:
-    """The messages that are not done."""
+    """The handler that makes messages done, and counts the others."""
 
     def __init__(self, context: SubscriptionContext) -> None:
         self._cursor, self._core, self._runs = context.cursor, context.core, context.runs

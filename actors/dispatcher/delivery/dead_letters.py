@@ -38,7 +38,7 @@ AT_ONCE = 1_000
 class DeadLetterMover:
     """A task that moves the dead messages of one subscription on one partition. moved: how many it has moved."""
 
-    def __init__(self, context: SubscriptionContext, backlog: AckHandler) -> None:
+    def __init__(self, context: SubscriptionContext, ack_handler: AckHandler) -> None:
         self._ports, self._directory, self._core, self._runs = (
             context.ports,
             context.directory,
@@ -49,7 +49,7 @@ class DeadLetterMover:
         of = context.identity
         self._topic = dead_letter_topic(of.topic, of.subscription, context.settings)
         self._name = f"dlq-{of.topic}-{of.partition}-{of.subscription}"
-        self._backlog, self._store = backlog, context.store
+        self._ack_handler, self._store = ack_handler, context.store
         self._producers: dict[tuple[str, int], PartitionProducer] = {}
         self._working = False
         self.moved = 0
@@ -105,7 +105,7 @@ class DeadLetterMover:
         With `nack_order=key` their keys go on when that is durable: a next owner that does not know of it would send
         them again, behind later messages.
         """
-        self._backlog.done_elsewhere(positions)
+        self._ack_handler.done_elsewhere(positions)
         if self._core.nack_ordered:
             self._store.hold_back()
 

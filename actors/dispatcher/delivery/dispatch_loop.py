@@ -30,7 +30,7 @@ class DispatchLoop:
         self,
         context: SubscriptionContext,
         reader: BacklogReader,
-        backlog: AckHandler,
+        ack_handler: AckHandler,
         leases: Leases,
         on_routed: Callable[[], None],
     ) -> None:
@@ -39,10 +39,10 @@ class DispatchLoop:
         self._core, self._runs, self._sessions = context.core, context.runs, context.sessions
         self._clock = context.redelivery_clock
         self._store, self._wakeups = context.store, context.wakeups
-        self._reader, self._backlog, self._leases = reader, backlog, leases
+        self._reader, self._ack_handler, self._leases = reader, ack_handler, leases
         self._on_routed = on_routed
         self._put_off = False
-        """A pass waits until the interval is over."""
+        """Whether a pass waits until `unblocking_interval_ms` is over."""
         self.stalls = 0
 
     # -- what consumers ask ---------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class DispatchLoop:
     def _done(self, session: Session, positions: Positions) -> None:
         """Mark messages (ascending) as done for a consumer."""
         now = self._clock.now()
-        self._backlog.acknowledge(positions, session.number, now)
+        self._ack_handler.acknowledge(positions, session.number, now)
         session.acknowledged(now)
         self._wake_soon()
 
@@ -171,7 +171,7 @@ class DispatchLoop:
         SignalTask(self._ports, self._wakeups.route, self._look, "route").start()
 
     async def _look(self) -> int | None:
-        """Run one dispatch pass. Return ms until the next timed redelivery, or None."""
+        """Run one dispatch pass if it may send. Return the ms until a message is due for redelivery; None for never."""
         self._wakeups.route.clear()
         try:
             while not self._may_send():
@@ -187,7 +187,7 @@ class DispatchLoop:
             self._route()
         if self._core.room() > 0:
             self._wakeups.read.set()
-        if self._backlog.any_delayed() and self._core.due_room() > 0:
+        if self._ack_handler.any_delayed() and self._core.due_room() > 0:
             self._wakeups.due.set()
         now = self._clock.now()
         wakeup = self._core.wakeup(now)
@@ -196,18 +196,15 @@ class DispatchLoop:
     def _may_send(self) -> bool:
         """Return whether nothing must be durable first.
 
-        An acknowledgement of a message that was never sent holds sending back until it is durable: a next owner that
-        did not know of it would send the message behind later ones of its key.
+        A client may acknowledge a message that this owner never sent. A next owner that does not know of that would
+        send the message after later ones of its key.
         """
         if self._core.taken_done_unsent():
             self._store.hold_back()
         return not self._store.holds_back
 
     def _leave_out(self) -> None:
-        """Drop messages from the outboxes of consumers that do not hold them any more: another consumer became active.
-
-        Such a message may come back to its former consumer later.
-        """
+        """Drop from each outbox the messages that another consumer has got by becoming the active one."""
         for session in self._sessions.all():
             if session.outbox:
                 left = session.keep(self._core.pending(session.number))
@@ -229,7 +226,7 @@ class DispatchLoop:
             if session is not None:
                 session.tell(self._core.take_events(number))
                 session.revoke(self._core.take_revoked(number))
-        if self._reader.over and not self._backlog.count(self._reader.end):
+        if self._reader.over and not self._ack_handler.count(self._reader.end):
             for session in self._sessions.all():
                 session.tell_end()
 

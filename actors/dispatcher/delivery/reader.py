@@ -43,11 +43,11 @@ RETRY_FIRST, RETRY_MOST = 5, 500
 class BacklogReader:
     """The reader that feeds the core from the log."""
 
-    def __init__(self, context: SubscriptionContext, backlog: AckHandler, hot_keys: HotKeys) -> None:
+    def __init__(self, context: SubscriptionContext, ack_handler: AckHandler, hot_keys: HotKeys) -> None:
         self._ports, self._topic, self._sessions = context.ports, context.topic, context.sessions
         self._cursor, self._core = context.cursor, context.core
         self._tracker, self._runs, self._wakeups = context.tracker, context.runs, context.wakeups
-        self._backlog, self._hot_keys = backlog, hot_keys
+        self._ack_handler, self._hot_keys = ack_handler, hot_keys
         self._reporter, self._owner = context.reporter, ""
         self.problem = ""
         """Why the last read was refused; empty if it was not."""
@@ -156,7 +156,7 @@ class BacklogReader:
         return False
 
     def stop_waiting(self) -> None:
-        """Cancel a read that waits at the end of the topic, maybe for minutes: other work comes first."""
+        """End a read that waits at the end of the topic, because something else must be read first."""
         self._asking.end()
         self._wakeups.read.set()
 
@@ -268,7 +268,7 @@ class BacklogReader:
         for ledger, first_entry, count in reply.lost:
             # No bookie can read them, and an operator gave them up: they are done, and what comes behind them goes on.
             self._cursor.chain([(ledger, None)])
-            self._backlog.give_up(run_positions(ledger, first_entry, count))
+            self._ack_handler.give_up(run_positions(ledger, first_entry, count))
         chain: list[tuple[int, int | None]] = list(reply.ended)
         if reply.resume >= 0 and (not chain or chain[-1][0] < ledger_of(reply.resume)):
             chain.append((ledger_of(reply.resume), None))
@@ -326,7 +326,7 @@ class BacklogReader:
             self._cursor.chain(list[tuple[int, int | None]](passed))
         stretches = [(ledger, entry_of(start) if ledger == ledger_of(start) else 0, last) for ledger, last in passed]
         stretches = [stretch for stretch in stretches if stretch[1] <= stretch[2]]
-        self._backlog.pass_over(stretches, _kept_in(reply))
+        self._ack_handler.pass_over(stretches, _kept_in(reply))
         return stretches
 
     async def refresh_end(self) -> bool:

@@ -27,10 +27,10 @@ from sluice.storage.format.position import Positions
 class Redelivery:
     """The part of a dispatcher that takes back messages which consumers did not finish."""
 
-    def __init__(self, context: SubscriptionContext, backlog: AckHandler) -> None:
+    def __init__(self, context: SubscriptionContext, ack_handler: AckHandler) -> None:
         self._core, self._cursor = context.core, context.cursor
         self._store, self._wake, self._clock = context.store, context.wakeups.route.set, context.redelivery_clock
-        self._backlog = backlog
+        self._ack_handler = ack_handler
 
     async def negative_acknowledge(self, session: Session, request: NegativeAcknowledge) -> GivenBack:
         """See messages.NegativeAcknowledge. Returns when it is durable; a late copy too, as the first may not be."""
@@ -59,7 +59,7 @@ class Redelivery:
         positions, seen = _columns(request.positions, request.seen)
         if request.consumer_epoch > session.consumer_epoch:
             done, now = np.unique(request.done), self._clock.now()
-            self._backlog.acknowledge(done[self._core.knows(session.number, done)], session.number, now)
+            self._ack_handler.acknowledge(done[self._core.knows(session.number, done)], session.number, now)
             unseen = session.void(request.consumer_epoch, request.turn)
             self._core.redeliver_all(session.number, positions, unseen=unseen, now=now, counts=seen)
             self._wake()

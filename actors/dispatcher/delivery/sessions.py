@@ -147,7 +147,7 @@ class Session:
         self.ready.set()
 
     def keep(self, held: Positions) -> int:
-        """Drop everything from the outbox except `held` (ascending); returns the number of messages dropped."""
+        """Drop everything from the outbox except `held` (ascending). Return the number of messages dropped."""
         before = sum(len(part.rows) for part in self.outbox)
         self.outbox = [left for part in self.outbox if len((left := _held_of(part, held)).rows)]
         self._outbox_bytes = sum(0 if part.blob is None else part.blob.size for part in self.outbox)

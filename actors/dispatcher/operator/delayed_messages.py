@@ -62,14 +62,14 @@ class DelayedMessages:
     """The part of a dispatcher that changes delays. cancelled, rescheduled: messages since this owner began."""
 
     def __init__(
-        self, context: SubscriptionContext, reader: BacklogReader, backlog: AckHandler, leases: Leases
+        self, context: SubscriptionContext, reader: BacklogReader, ack_handler: AckHandler, leases: Leases
     ) -> None:
         self._ports, self._log, self._core = context.ports, context.log, context.core
         self._partition = context.topic.partition
         self._cursor, self._tracker, self._changed = context.cursor, context.tracker, context.changed_delays
         self._sessions, self._store, self._wakeups = context.sessions, context.store, context.wakeups
         self._selection = DelayedSelection(context)
-        self._reader, self._backlog, self._leases = reader, backlog, leases
+        self._reader, self._ack_handler, self._leases = reader, ack_handler, leases
         self._asked, self._looked = 0, (0, 0)
         """The number of questions; the newest question that looked where the topic ends, and the end that it found."""
         self.cancelled = self.rescheduled = 0
@@ -147,7 +147,7 @@ class DelayedMessages:
         if not dry_run and free.any():
             self._changed.cancel(positions[free])
             self._tracker.untrack(positions[free])
-            self._backlog.done_elsewhere(positions[free])
+            self._ack_handler.done_elsewhere(positions[free])
             self.cancelled += int(np.count_nonzero(free))
         return codes
 

@@ -44,11 +44,11 @@ AT_ONCE = 4_096
 class ParkedKeys:
     """The parked keys of one subscription."""
 
-    def __init__(self, context: SubscriptionContext, backlog: AckHandler) -> None:
+    def __init__(self, context: SubscriptionContext, ack_handler: AckHandler) -> None:
         self._ports, self._identity, self._log = context.ports, context.identity, context.log
         self._core, self._cursor, self._tracker = context.core, context.cursor, context.tracker
         self._runs, self._payloads, self._store = context.runs, context.payloads, context.store
-        self._wake, self._backlog = context.wakeups.route.set, backlog
+        self._wake, self._ack_handler = context.wakeups.route.set, ack_handler
         self._working = False
         self.discarded = 0
 
@@ -81,7 +81,7 @@ class ParkedKeys:
             if isinstance(received, Received):
                 self._tell(received, failed)
             else:
-                self._backlog.done_elsewhere(received)
+                self._ack_handler.done_elsewhere(received)
 
     async def _messages(self, positions: Positions) -> AsyncIterator[Received | Positions]:
         """Yield these messages, and the positions of those that the topic no longer has. Raises SluiceError."""
@@ -219,7 +219,7 @@ class ParkedKeys:
         gone = gone[~self._cursor.is_acknowledged(gone)]
         self._core.parking.decide(chosen)
         if len(gone):
-            self._backlog.done_elsewhere(gone)
+            self._ack_handler.done_elsewhere(gone)
         self.discarded += len(gone)
         await self._store.barrier()
         self._core.parking.resume(chosen)

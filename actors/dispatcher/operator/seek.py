@@ -35,13 +35,13 @@ class Seeker:
     """The part of a dispatcher that moves the cursor as an operator or the topic's policies demand."""
 
     def __init__(
-        self, context: SubscriptionContext, reader: BacklogReader, backlog: AckHandler, leases: Leases
+        self, context: SubscriptionContext, reader: BacklogReader, ack_handler: AckHandler, leases: Leases
     ) -> None:
         self._ports, self._topic, self._directory = context.ports, context.topic, context.directory
         self._log = context.log
         self._cursor, self._changed, self._reporter = context.cursor, context.changed_delays, context.reporter
         self._store, self._wakeups = context.store, context.wakeups
-        self._reader, self._backlog, self._leases = reader, backlog, leases
+        self._reader, self._ack_handler, self._leases = reader, ack_handler, leases
         self._expiry = TopicExpiry(context.ports, context.topic.topic)
         self._asked = self._sought = self._skipped = 0
         """The number of requests of operators; the last seek carried out, and the last other operation."""
@@ -145,10 +145,10 @@ class Seeker:
             self._sought = number
             self._leases.dismiss("seek")
             with self._reader.held():
-                self._backlog.start_over(target)
+                self._ack_handler.start_over(target)
                 self._changed.reopen(target)  # what was cancelled from there on is wanted again, as durably
                 self._reader.move(target)
-                await self._backlog.forget_delayed()
+                await self._ack_handler.forget_delayed()
             await self._store.barrier()
         self._wakeups.all()
         return target
@@ -162,13 +162,13 @@ class Seeker:
         with self._reader.held():
             if everything:
                 target = max(target, self._reader.position)
-            before = self._backlog.count(end)
-            self._backlog.skip_to(target)
-            skipped = before - self._backlog.count(end)
+            before = self._ack_handler.count(end)
+            self._ack_handler.skip_to(target)
+            skipped = before - self._ack_handler.count(end)
             if self._reader.position < target:
                 self._reader.move(target)
             if everything:
-                await self._backlog.forget_delayed()
+                await self._ack_handler.forget_delayed()
         await self._store.barrier()
         self._wakeups.all()
         return skipped

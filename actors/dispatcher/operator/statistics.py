@@ -35,7 +35,7 @@ class Statistics:
         self,
         context: SubscriptionContext,
         reader: BacklogReader,
-        backlog: AckHandler,
+        ack_handler: AckHandler,
         deliverer: DispatchLoop,
         parts: Sequence[Counts],
     ) -> None:
@@ -43,7 +43,7 @@ class Statistics:
         self._epoch, self._state = context.epoch, context.state
         self._core, self._runs = context.core, context.runs
         self._sessions, self._tracker = context.sessions, context.tracker
-        self._reader, self._backlog, self._deliverer, self._parts = reader, backlog, deliverer, parts
+        self._reader, self._ack_handler, self._deliverer, self._parts = reader, ack_handler, deliverer, parts
 
     async def collect(self) -> dict[str, Any]:
         """Return all statistics. The end of the topic is looked up first, unless a read waits there and knows it.
@@ -99,7 +99,7 @@ class Statistics:
     def _position(self) -> dict[str, Any]:
         """Return the counts of the subscription's position and backlog, and the memory for them."""
         delayed = self._tracker.count()
-        backlog = self._backlog.count(self._reader.reach)
+        backlog = self._ack_handler.count(self._reader.reach)
         return {
             "msgBacklog": backlog,
             "msgBacklogNoDelayed": max(backlog - delayed, 0),

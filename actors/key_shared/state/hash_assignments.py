@@ -230,7 +230,7 @@ class HashRangeAssignments:
 
     @property
     def kept(self) -> dict[int, KeptPlace]:
-        """KeptPlace places by slot; for reading only."""
+        """Return the kept places by slot; for reading only."""
         return self._core.kept.by_slot
 
     def keep(self, slot: int, over: int, until: int) -> None:

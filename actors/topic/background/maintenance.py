@@ -183,7 +183,7 @@ class TopicMaintenance:
             return
         self._forget_not_before = now + UNUSED_MS
         if self._all_passed():
-            self._log.tail.forget_unused()
+            self._log.cache.forget_unused()
             self._reads.forget_unused()
 
     def _all_passed(self) -> bool:

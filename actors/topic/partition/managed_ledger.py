@@ -44,7 +44,7 @@ T = TypeVar("T")
 WINDOW_RUNS = 64
 """Runs that may be under way to the bookies at a time."""
 HELD_BYTES = 256 * 1024 * 1024
-"""Payload bytes that may be in hand for copies not yet made; beyond it publishers are told to slow down."""
+"""The most payload bytes that wait for copies to be made. Beyond that a publish is refused as Overloaded."""
 SNAPSHOT_RUNS = 1000
 SNAPSHOT_BYTES = 256 * 1024 * 1024
 """The record learns what producers have stored at least this often, so that a new owner has little to read."""
@@ -59,8 +59,8 @@ class ManagedLedger:
     __slots__ = (
         "_bytes_since", "_ids", "_lost", "_on_wake", "_opened", "_ports", "_producers", "_retired", "_roll_not_before",
         "_rolling", "_room", "_runs_since", "_settings", "_waiters", "_waits_since", "_writer", "bookies", "bytes_in",
-        "close_up_to", "held", "last_confirmed", "lost_bookies", "messages_in", "metadata", "open_bytes", "reader",
-        "settled", "stopped", "tables", "tail", "waits_for"
+        "cache", "close_up_to", "held", "last_confirmed", "lost_bookies", "messages_in", "metadata", "open_bytes",
+        "reader", "settled", "stopped", "tables", "waits_for"
     )  # fmt: skip
 
     def __init__(
@@ -90,7 +90,7 @@ class ManagedLedger:
         self.bookies = bookies
         self.reader = LedgerReader(ports, bookies, resources.history)
         self.metadata = metadata
-        self.tail = EntryCache(TAIL_BYTES, resources.room)
+        self.cache = EntryCache(TAIL_BYTES, resources.room)
         self.tables: dict[int, RunOffsets] = {}
         self.last_confirmed = EARLIEST
         self.close_up_to = 0
@@ -247,7 +247,7 @@ class ManagedLedger:
         now = self._ports.clock.now()
         for append in appends:
             header, size = append.header, append.inline.size
-            self.tail.put(cache_run(append, now))
+            self.cache.put(cache_run(append, now))
             self.last_confirmed = position(header.ledger, header.last_entry)
             self.messages_in += header.count
             self.bytes_in += size
@@ -476,12 +476,12 @@ class ManagedLedger:
 
     def given_up(self, lost: GivenUp) -> None:
         """Show a run to no reader, and let readers go on behind it: the record says that it was given up."""
-        self.tail.drop(lost.ledger, lost.run)
+        self.cache.drop(lost.ledger, lost.run)
         self.wake()
 
     def evict(self, ledgers: list[int]) -> None:
         """Drop cached data of trimmed ledgers, and let readers see the new beginning."""
-        self.tail.drop_ledgers(ledgers)
+        self.cache.drop_ledgers(ledgers)
         for ledger in ledgers:
             self.tables.pop(ledger, None)
         self.wake()

@@ -4,9 +4,9 @@ A requested position may lie anywhere: before the oldest kept ledger (trimmed), 
 Reading starts at the first existing message from there on, and `resume` says where to go on. The answer names closed
 ledgers that were passed over, with their last entry.
 
-Runs come from the tail cache, else from a bookie. Older runs are read whole, several at a time: so the bookie has
-verified them, and the payload is ready for the consumers. A large one is shared, as when it was published, and is read
-once, however many consumers have messages in it.
+New runs come from the entry cache, others from a bookie. Older runs are read whole, several at a time: so the bookie
+has verified them, and the payload is ready for the consumers. A large one is shared, as when it was published, and is
+read once, however many consumers have messages in it.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class LogReads:
         return [cached if cached is not None else next(loaded) for cached in found]
 
     def _cached(self, ledger: int, run: int, whole: bool) -> CachedRun | None:
-        cached = self._log.tail.get(ledger, run) or self._old.get(ledger, run)
+        cached = self._log.cache.get(ledger, run) or self._old.get(ledger, run)
         return None if cached is None or (whole and cached.blob is None) else cached
 
     async def _load_once(self, ledger: LedgerRecord, run: int, whole: bool, keep: bool) -> CachedRun:

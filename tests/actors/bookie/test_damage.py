@@ -15,6 +15,7 @@ from sluice.actors.ports import DiskFailed
 from sluice.storage.errors import Corrupt, Fenced, Invalid, NotFound, Unavailable
 from sluice.storage.format import frame as frames
 from sluice.storage.format.frame import Buffer
+from sluice.storage.format.journal import ENVELOPE_BYTES, FOOT
 from tests.actors.bookie.world import HARSH, World, add, payload_of, read, settle
 from tests.sim.disk import SimDisk
 from tests.sim.loop import simulated
@@ -373,3 +374,27 @@ async def test_a_loss_of_power_never_loses_what_was_answered(seed: int) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         await world.kill()
         world.disk.crash()
+
+
+@simulated
+async def test_a_group_before_a_full_disk_keeps_a_witness() -> None:
+    world = World()
+    bookie = await world.started(BookieSettings(group_bytes=100, min_free_bytes=0, reserve_bytes=0))
+    world.disk.gate.clear()
+    tasks = []
+    for run, size in enumerate((10, 10, 1_000)):
+        tasks.append(asyncio.create_task(bookie.handle(add(1, run, payload_bytes=size))))
+        await settle()
+    world.disk.faults.capacity = world.disk.used() + 1_000
+    world.disk.gate.set()
+    stored, answered, refused = await asyncio.gather(*tasks, return_exceptions=True)
+    assert stored == answered == messages.Done()
+    assert isinstance(refused, Unavailable)
+    await world.kill()  # the process ends, and the system keeps what was written
+    world.disk.faults.capacity = 1 << 40
+    data = world.disk.files["journal-00000001"].data
+    begin = data.index(FOOT, data.index(payload_of(add(1, 0)))) + ENVELOPE_BYTES
+    data[begin:] = bytes(len(data) - begin)
+    bookie = await world.started(SETTINGS)
+    assert await read(bookie, 1, 0) is not None
+    assert await is_refused(bookie, 1, 1)

@@ -242,3 +242,23 @@ async def test_a_bookie_that_cannot_rewrite_its_tail_does_not_serve() -> None:
     world.disk.faults.fail_sync_chance = 1.0
     with pytest.raises(Unavailable, match="cannot start"):
         await world.started()
+
+
+@simulated
+async def test_a_full_disk_that_then_fails_ends_the_bookie() -> None:
+    world = World()
+    bookie = await world.started(BookieSettings(min_free_bytes=0))
+    await bookie.handle(add(1, 0))
+    world.disk.faults.capacity = world.disk.used()
+    delete = world.disk.delete
+
+    async def failing(name: str) -> None:
+        world.disk.fail()
+        await delete(name)
+
+    world.disk.delete = failing  # type: ignore[method-assign]
+    fence = asyncio.create_task(bookie.handle(messages.FenceLedger(ledger=1, epoch=5)))
+    await settle()
+    assert fence.done(), "the next housekeeping is far away"
+    with pytest.raises(Unavailable, match="disk failed"):
+        await fence

@@ -23,7 +23,7 @@ from tests.sim.loop import simulated
 
 def sparse(bookie: Bookie) -> int | None:
     """The segment that is emptied next, were none damaged."""
-    return bookie.store.segments.sparse(bookie.store.log.segment - 1, SETTINGS.compact_below)
+    return bookie.store.segments.sparse(bookie.store.journal.segment - 1, SETTINGS.compact_below)
 
 
 def unreadable(disk: SimDisk, names: tuple[str, ...], *, whole: bool = False) -> None:
@@ -56,7 +56,7 @@ async def test_a_damaged_segment_keeps_no_other_from_being_emptied(trouble: str)
     for _ in range(80):
         await bookie.maintain()
     assert damaged in bookie.store.segments.sizes
-    others = bookie.store.segments.sparse(bookie.store.log.segment, SETTINGS.compact_below, (damaged,))
+    others = bookie.store.segments.sparse(bookie.store.journal.segment, SETTINGS.compact_below, (damaged,))
     assert others is None
     assert world.disk.used() < full / 2
     await check(bookie, (3,), range(24))

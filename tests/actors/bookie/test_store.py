@@ -243,7 +243,7 @@ async def test_sparse_segments_are_emptied_while_runs_are_read() -> None:
         await bookie.maintain()
     stop = True
     assert min(await asyncio.gather(*readers)) > 50
-    assert bookie.store.segments.sparse(bookie.store.log.segment, SETTINGS.compact_below) is None
+    assert bookie.store.segments.sparse(bookie.store.journal.segment, SETTINGS.compact_below) is None
     await check(bookie, (3,), range(24))
 
 

@@ -51,6 +51,11 @@ class Consumer:
             if decision.whole is not None:
                 self.whole.append([int(one.positions[0]) for one in decision.whole])
 
+    def overdue(self, now: int) -> list[list[int]]:
+        """Take out what is overdue: the places of each message."""
+        found = [self.incomplete.take_overdue(at, now) for at in self.incomplete.overdue(now)]
+        return [[int(one.positions[0]) for one in group] for group in found]
+
 
 def test_chunks_of_two_messages_may_be_mixed() -> None:
     consumer = Consumer()
@@ -93,7 +98,7 @@ def test_a_chunk_without_its_first_one_is_overdue_in_the_end() -> None:
     consumer = Consumer()
     consumer.take(chunk(b"a", 1, 1), now=1_000)
     assert (consumer.done, consumer.back) == ([], [])
-    assert [len(group) for _, group in consumer.incomplete.overdue(1_100)] == [1]
+    assert consumer.overdue(1_100) == [[1]]
 
 
 def test_a_chunk_without_its_first_one_takes_no_place() -> None:
@@ -140,8 +145,31 @@ def test_an_incomplete_message_is_overdue_after_its_last_chunk() -> None:
     consumer.take(chunk(b"a", 0, 0), now=0)
     consumer.take(chunk(b"a", 1, 1), now=50)
     assert not consumer.incomplete.overdue(149)
-    assert [len(group) for _, group in consumer.incomplete.overdue(150)] == [2]
+    assert consumer.overdue(150) == [[0, 1]]
     assert not consumer.incomplete
+
+
+def test_messages_that_take_each_others_place_grow_old() -> None:
+    consumer = Consumer(most=1)
+    for now in range(0, PATIENCE, 10):
+        consumer.take(chunk(b"b" if now % 20 else b"a", 0, now % 20), now=now)
+    assert len(consumer.back) == PATIENCE // 10 - 1
+    consumer.take(chunk(b"a", 0, 0), now=PATIENCE)
+    assert consumer.overdue(PATIENCE) == [[0]]
+    consumer.take(chunk(b"a", 0, 0), chunk(b"b", 0, 10), now=2 * PATIENCE)
+    assert len(consumer.incomplete) == 2
+    assert consumer.overdue(2 * PATIENCE) == [[0], [10]]
+
+
+def test_a_message_whose_next_chunk_came_is_not_overdue() -> None:
+    consumer = Consumer()
+    consumer.take(chunk(b"a", 0, 0), now=0)
+    (late,) = consumer.incomplete.overdue(PATIENCE)
+    consumer.take(chunk(b"a", 1, 1), now=PATIENCE)
+    assert not consumer.incomplete.take_overdue(late, PATIENCE)
+    consumer.take(chunk(b"a", 2, 2), now=PATIENCE)
+    assert consumer.whole == [[0, 1, 2]]
+    assert not consumer.incomplete.take_overdue(late, 2 * PATIENCE)
 
 
 def test_chunks_of_a_session_that_was_lost_are_forgotten() -> None:

@@ -207,11 +207,11 @@ def test_an_index_is_opened_again_where_its_topic_stays() -> None:
         index.view("reader", lambda: None)
         await index.opened()
         deleted, delete = index.tracker, topic._delayed.delete
-        topic._upkeep.marks.clear()
+        topic._maintenance.marks.clear()
 
         async def deletes(epoch: int) -> None:
             await delete(epoch)
-            topic._upkeep.marks["late"] = -1
+            topic._maintenance.marks["late"] = -1
 
         topic._delayed.delete = deletes  # type: ignore[method-assign]
         with pytest.raises(Conflict):

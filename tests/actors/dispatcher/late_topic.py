@@ -16,7 +16,7 @@ from tests.scenarios.key_shared.broker import Broker
 
 
 def delay_ends(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Whoever asks a topic where it ends hears it so much later than the topic has looked."""
+    """Delay a topic's answer about its end by `seconds` after the topic has looked."""
     ends = TopicLog.ends
 
     async def slow(log: TopicLog, *arguments: Any) -> Ends:
@@ -28,8 +28,9 @@ def delay_ends(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 async def begun_and_waiting(broker: Broker, request: Coroutine[object, object, None]) -> Signal:
-    """Begin what asks the topic where it ends. It hears that when the signal is set which is returned, and others hear
-    it at once.
+    """Begin a request that asks the topic for its end, and hold that answer back until the returned signal is set.
+
+    Other requests get the topic's answers at once.
     """
     actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
     assert isinstance(actor, Dispatcher)

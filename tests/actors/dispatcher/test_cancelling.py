@@ -1,4 +1,4 @@
-"""What is cancelled while later messages of its key wait for it (`delay_key_policy=block_key`)."""
+"""Cancelling a message for which later ones of its key wait (`delay_key_policy=block_key`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.scenarios.key_shared.broker import Broker, play
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_nothing_goes_out_behind_what_is_not_durably_cancelled(replaced: bool) -> None:
-    """The next owner does not know of it: it would come behind later messages of its key (promise 3)."""
+    """The next owner does not know of it: the message would come behind later ones of its key (promise 3)."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
@@ -41,8 +41,8 @@ def test_nothing_goes_out_behind_what_is_not_durably_cancelled(replaced: bool) -
     play(scenario, delay_key_policy="block_key", lease_ms=20_000)
 
 
-def test_what_is_sent_behind_a_cancellation_comes() -> None:
-    """An earlier try waited for the topic; the next one was answered, and the first one goes on behind it."""
+def test_message_published_after_a_cancellation_comes() -> None:
+    """An earlier try waited for the topic. The next one was answered, and the first one goes on after it."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")

@@ -1,4 +1,4 @@
-"""Which parts a dispatcher has that sends messages and takes acknowledgements, and no more."""
+"""The parts of a dispatcher that only sends messages and takes acknowledgements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parts_of(broker: Broker) -> Components:
     return actor.parts
 
 
-def test_what_a_subscription_does_not_need_is_not_made() -> None:
+def test_unneeded_parts_of_a_subscription_are_not_made() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c1")
         await broker.publish("a", "b")

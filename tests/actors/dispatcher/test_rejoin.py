@@ -1,4 +1,4 @@
-"""Consumers that come back to a new owner: what the topic must tell first, and what was done meanwhile."""
+"""Consumers come back to a new owner, which needs the topic's answer first and knows of messages done meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def new_owner(broker: Broker) -> None:
 
 
 async def holding(broker: Broker) -> tuple[Client, Client]:
-    """c1 has given the first messages of a key back and holds the last; the key belongs to c2 by now."""
+    """Let c1 give back the first messages of a key and hold the last, while the key belongs to c2."""
     first = await broker.join("c1", acking=False)
     for _ in range(4):
         await broker.publish(X)
@@ -34,8 +34,8 @@ async def holding(broker: Broker) -> tuple[Client, Client]:
 
 
 @pytest.mark.parametrize("refusal", [NotFound, Corrupt, Overloaded, Conflict, Invalid])
-def test_what_is_no_answer_keeps_dispatch_closed(refusal: type[SluiceError]) -> None:
-    """Which keys returning consumers hold is not known before the topic tells, whatever else it says."""
+def test_refusal_by_the_topic_keeps_dispatch_closed(refusal: type[SluiceError]) -> None:
+    """Only the topic's index, and no error of the topic, shows which keys returning consumers hold."""
 
     async def scenario(broker: Broker) -> None:
         first, second = await holding(broker)
@@ -55,7 +55,7 @@ def test_what_is_no_answer_keeps_dispatch_closed(refusal: type[SluiceError]) -> 
 
 
 @pytest.mark.parametrize("done_by", ["clear", "another"])
-def test_what_is_done_does_not_come_back_with_its_holder(done_by: str) -> None:
+def test_done_message_does_not_return_with_its_holder(done_by: str) -> None:
     async def scenario(broker: Broker) -> None:
         first = await broker.join("c1", acking=False)
         await broker.publish("a", "b", "c")

@@ -1,4 +1,4 @@
-"""What stands in a subscription's record, and that a new owner begins with all of it."""
+"""The contents of a subscription's record. A new owner begins with all of them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_new_owner_begins_with_all_that_is_recorded() -> None:
     play(scenario, nack_order="key", dead_letter_policy="park", max_redeliver_count=3, grace_ms=30_000)
 
 
-def test_what_is_empty_stands_in_no_record() -> None:
+def test_empty_fields_stand_in_no_record() -> None:
     async def scenario(broker: Broker) -> None:
         await broker.join("c")
         found = await record(broker, owner(broker))
@@ -74,7 +74,7 @@ def test_what_is_empty_stands_in_no_record() -> None:
 
 @pytest.mark.parametrize("field", ["settings", "members", "redeliveries_at", "delayedChanges", "places"])
 def test_a_field_of_another_kind_is_damage(field: str) -> None:
-    """Who asks for the subscription is told so, and it goes on when its record is mended."""
+    """A request for the subscription raises Corrupt. The subscription goes on when its record is mended."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
@@ -97,7 +97,7 @@ def test_a_field_of_another_kind_is_damage(field: str) -> None:
 
 
 def test_a_rescheduled_message_overtakes_none_that_holds_its_key() -> None:
-    """Its time is in the record, and over: the new owner knew it before it had read what lies before it."""
+    """The message's due time is in the record, and over. The new owner knew it before it had read earlier messages."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")

@@ -18,7 +18,7 @@ FAR = 1 << 62
 
 @dataclass
 class Message:
-    """state: fresh, replay, unordered, waiting, held, pending, dead or done."""
+    """A message. state: fresh, replay, unordered, waiting, held, pending, dead or done."""
 
     position: int
     hash: int
@@ -36,7 +36,7 @@ class Message:
 
 @dataclass
 class Consumer:
-    """granted, credited and sent are cumulative."""
+    """A consumer. granted, credited and sent are cumulative."""
 
     number: int
     name: str
@@ -51,7 +51,7 @@ class Consumer:
 
 @dataclass
 class Model:
-    """One subscription on one partition."""
+    """A subscription on one partition."""
 
     settings: SubscriptionSettings
     messages: dict[int, Message] = field(default_factory=dict)
@@ -72,13 +72,13 @@ class Model:
     # -- hashes -----------------------------------------------------------------------------------------------------
 
     def reduce(self, masked: int) -> int:
-        """KS-2, KS-3."""
+        """Reduce a masked hash for the selector (KS-2, KS-3)."""
         if self.settings.selector == "consistent_hashing":
             return masked % 65535 + 1
         return masked % 65536 or 1
 
     def owner(self, hash: int) -> int:
-        """Number of the consumer that owns a hash; 0 for nobody."""
+        """Return the number of the consumer that owns a hash, or 0."""
         if self.settings.selector == "consistent_hashing":
             at = sorted(point for point, line in self.points.items() if line)
             if not at:
@@ -121,11 +121,11 @@ class Model:
     # -- membership -------------------------------------------------------------------------------------------------
 
     def consumer(self, number: int) -> Consumer | None:
-        """By number."""
+        """Return the consumer with this number, or None."""
         return next((consumer for consumer in self.consumers if consumer.number == number), None)
 
     def join(self, name: str, holding: Sequence[int]) -> int:
-        """A consumer joins."""
+        """Add a consumer."""
         consumer = Consumer(self.next_number, name, claims=set(holding))
         self.brought = max([self.brought, *holding])
         self.next_number += 1
@@ -145,7 +145,7 @@ class Model:
         return consumer.number
 
     def last_sent(self) -> int:
-        """Highest position such that all that were read up to it were sent."""
+        """Return the highest position with no unsent message at or below it."""
         unsent = [m.position for m in self.messages.values() if m.state in ("fresh", "replay", "held") and not m.sent]
         if not unsent:
             return max(self.last_read, self.mark_delete)
@@ -156,7 +156,7 @@ class Model:
         return max(before, default=self.mark_delete)
 
     def leave(self, number: int) -> None:
-        """What it held waits in order."""
+        """Remove a consumer. Its messages wait in order."""
         self._leave_selector(number)
         for message in self.messages.values():
             if message.state == "pending" and message.holder == number:
@@ -187,7 +187,7 @@ class Model:
     # -- the log ----------------------------------------------------------------------------------------------------
 
     def append(self, messages: Sequence[tuple[int, int]], delayed: Sequence[int] = ()) -> None:
-        """(position, masked hash), read forward; `delayed` are held with their keys."""
+        """Read messages forward, as (position, masked hash); `delayed` ones are held with their keys."""
         for position, masked in messages:
             self.last_read = position
             if position not in self.messages:
@@ -200,7 +200,7 @@ class Model:
                 self.messages[position].state = "held"
 
     def bring(self, number: int, messages: Sequence[tuple[int, int]]) -> None:
-        """(position, masked hash) of what a consumer holds and was not read: its own, unless its hash is elsewhere."""
+        """Hand in a consumer's unread messages, (position, masked hash): its own, unless another one has the hash."""
         consumer = self.consumer(number)
         if consumer is None:
             return
@@ -215,7 +215,7 @@ class Model:
         self._revoke()
 
     def due(self, messages: Sequence[tuple[int, int]]) -> None:
-        """Delayed messages are due."""
+        """Make delayed messages due."""
         if self.in_state("held"):
             for message in self.in_state("fresh"):
                 message.state = "replay"
@@ -229,7 +229,7 @@ class Model:
         self._revoke()
 
     def _add(self, message: Message) -> None:
-        """A message was read; what was said of it before that counts on."""
+        """Add a message that was read, with its earlier redelivery count and delay."""
         self.messages[message.position] = message
         if message.position not in self.given_back:
             return
@@ -244,18 +244,18 @@ class Model:
             message.state = "dead"
 
     def _note(self, consumer: Consumer, positions: set[int], until: int, counted: bool) -> None:
-        """It claimed these and gave them back before they were read."""
+        """Count messages that the consumer claimed and gave back before they were read."""
         for position in positions - consumer.finished:
             count, before = self.given_back.get(position, (0, 0))
             if counted or until:
                 self.given_back[position] = (count + counted, max(before, until))
 
     def in_state(self, *states: str) -> list[Message]:
-        """Messages in these states by position."""
+        """Return the messages in these states, by position."""
         return sorted((m for m in self.messages.values() if m.state in states), key=lambda m: m.position)
 
     def room(self) -> int:
-        """How many messages may be read forward (KS-39, KS-40)."""
+        """Return how many messages may be read forward (KS-39, KS-40)."""
         if not self.consumers or self.all_blocked:
             return 0
         waiting = sum(not self._unreached(m) for m in self.in_state("fresh", "replay", "unordered"))
@@ -271,11 +271,11 @@ class Model:
     # -- permits and limits -----------------------------------------------------------------------------------------
 
     def unacked(self, consumer: Consumer) -> int:
-        """What it holds."""
+        """Return the number of messages that a consumer holds."""
         return sum(m.state == "pending" and m.holder == consumer.number for m in self.messages.values())
 
     def allowance(self, consumer: Consumer) -> int:
-        """How many more it may get."""
+        """Return how many more messages a consumer may get."""
         permits = max(consumer.credited - consumer.sent, 0)
         limit = self.settings.max_unacked_messages_per_consumer
         return min(permits, max(limit - self.unacked(consumer), 0)) if limit > 0 else permits
@@ -298,7 +298,7 @@ class Model:
             self.all_blocked = False
 
     def grant(self, number: int, total: int) -> None:
-        """Cumulative permits."""
+        """Set a consumer's cumulative permits."""
         consumer = self.consumer(number)
         if consumer is not None and total > consumer.granted:
             consumer.granted = total
@@ -308,7 +308,7 @@ class Model:
     # -- acknowledgements -------------------------------------------------------------------------------------------
 
     def acknowledge(self, positions: Sequence[int]) -> list[int]:
-        """Done, whoever says so."""
+        """Mark messages done, by any consumer. Return those that were not done before."""
         done = sorted({p for p in positions if p in self.messages and self.messages[p].state != "done"})
         for position in done:
             self.messages[position].state = "done"
@@ -319,7 +319,7 @@ class Model:
         return done
 
     def negative_acknowledge(self, number: int, positions: Sequence[int], now: int, delay: int, counted: bool) -> int:
-        """Give back what it holds of these."""
+        """Give back those of the positions that the consumer holds."""
         mine = [m for m in self.in_state("pending") if m.holder == number and m.position in positions]
         consumer = self.consumer(number)
         unread = {p for p in consumer.claims if p in positions} if consumer else set()
@@ -336,7 +336,7 @@ class Model:
         return len(mine) + len(unread)
 
     def redeliver_all(self, number: int, seen: Sequence[int], unseen: int) -> int:
-        """Give back all that it was sent; only of what it saw the count rises."""
+        """Give back all messages sent to the consumer. The counts of those that it saw rise."""
         consumer = self.consumer(number)
         if consumer is None:
             return 0
@@ -364,7 +364,7 @@ class Model:
         message.due &= not self.keeps
 
     def _revoke(self) -> None:
-        """Whoever holds a message behind one of its hash that waits with a place is to give it back."""
+        """Ask back each held message behind an earlier one of its hash that waits, if that one keeps its place."""
         if self.keeps:
             waits = self.in_state("fresh", "replay", "waiting", "held")
             for message in self.in_state("pending"):
@@ -372,11 +372,11 @@ class Model:
                 message.revoked |= earlier and not message.due
 
     def revoked(self, number: int) -> list[int]:
-        """What a consumer was asked to give back and still has."""
+        """Return the messages that a consumer was asked to give back and still has."""
         return [m.position for m in self.in_state("pending") if m.revoked and m.holder == number]
 
     def remove(self, positions: Sequence[int] | None, up_to: int | None) -> None:
-        """Skip, expire, clear."""
+        """Take messages out, for a skip, an expiry or a clear."""
         if positions is None and up_to is None:
             self.given_back.clear()
         for consumer in self.consumers:
@@ -399,7 +399,7 @@ class Model:
         self._settle()
 
     def mark_deleted(self, position: int) -> None:
-        """Release the recently joined."""
+        """Move the mark-delete position, and release consumers that joined recently."""
         self.given_back = {at: said for at, said in self.given_back.items() if at > position}
         self.mark_delete = max(self.mark_delete, position)
         self.recent = {number: limit for number, limit in self.recent.items() if limit > self.mark_delete}
@@ -408,16 +408,16 @@ class Model:
 
     @property
     def ordered(self) -> bool:
-        """Messages of a hash wait for one another."""
+        """Whether messages of a hash wait for one another."""
         return not self.settings.allow_out_of_order_delivery
 
     @property
     def keeps(self) -> bool:
-        """What comes back keeps its place (nack_order=key)."""
+        """Whether a message that comes back keeps its place (nack_order=key)."""
         return self.settings.nack_order == "key" and self.ordered and self.settings.policy == "draining_hashes"
 
     def _waits_for_redelivery(self, message: Message) -> bool:
-        """An earlier one of its hash came back with a delay, or a later one was asked back and is still out."""
+        """Return whether an earlier one of its hash waits for its delay, or one that was asked back is still out."""
         if not self.keeps:
             return False
         same = [m for m in self.messages.values() if m.hash == message.hash]
@@ -427,11 +427,11 @@ class Model:
         )
 
     def _unreached(self, message: Message) -> bool:
-        """It came back from who held it from before, and what lies before it was not read."""
+        """Return whether the message came back from an earlier owner's holder, and earlier ones are not read yet."""
         return self.keeps and message.state == "replay" and message.position > self.last_read
 
     def _gate(self, message: Message, owner: int) -> bool:
-        """The policy's own reason to hold a message back."""
+        """Return whether the policy itself holds a message back."""
         if not self.ordered:
             return False
         elsewhere = any(
@@ -445,7 +445,7 @@ class Model:
         return message.position > limit and (elsewhere or not self.settings.remember_unacked_keys)
 
     def route(self, now: int) -> list[tuple[int, int, int]]:
-        """(consumer, position, redeliveries) of everything that goes out, in order of sending."""
+        """Send all that may go out; return (consumer, position, redeliveries) in order of sending."""
         self.now = now
         for message in self.in_state("waiting"):
             if message.until <= now:

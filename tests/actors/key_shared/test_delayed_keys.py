@@ -13,7 +13,7 @@ from tests.actors.key_shared.driver import Driver, at
 
 
 def append(flow: Driver, messages: dict[str, tuple[str, bool]]) -> None:
-    """Read forward: name -> (key, delayed and not due)."""
+    """Read messages forward, given as name -> (key, delayed and not due)."""
     flow.dispatch.append(
         at(*messages),
         np.array([masked_hash(key.encode()) for key, _ in messages.values()], np.uint32),
@@ -22,12 +22,12 @@ def append(flow: Driver, messages: dict[str, tuple[str, bool]]) -> None:
 
 
 def due(flow: Driver, name: str, key: str) -> None:
-    """The delayed index brings one message."""
+    """Make one message due, as the delayed index does."""
     flow.dispatch.due(at(name), np.array([masked_hash(key.encode())], np.uint32))
 
 
 def blocking() -> Driver:
-    """1:1 and 1:3 of key a are delayed."""
+    """Return a driver in which 1:1 and 1:3 of key a are delayed."""
     flow = Driver(delay_key_policy="block_key")
     flow.join("c1")
     late = {"1:0": ("a", False), "1:1": ("a", True), "1:2": ("a", False), "1:3": ("a", True), "1:4": ("b", False)}
@@ -69,7 +69,7 @@ def test_an_acknowledged_delayed_message_lets_its_key_go() -> None:
     assert flow.route() == {"c1": ["1:5"]}
 
 
-def test_it_is_explained() -> None:
+def test_blocked_key_is_explained() -> None:
     flow = blocking()
     flow.route()
     assert flow.why(position=int(at("1:1")[0])) == ["delayed"]
@@ -97,8 +97,8 @@ def test_elsewhere_delayed_messages_are_not_read(settings: dict[str, Any]) -> No
         append(flow, {"1:1": ("a", True)})
 
 
-def test_what_was_put_off_when_it_had_been_read_is_due_once() -> None:
-    """Without the policy: it was due by a clock that was ahead, and is rescheduled before it was sent."""
+def test_message_rescheduled_after_its_read_is_due_once() -> None:
+    """Without the policy, the message was due by a fast clock, and is rescheduled before it was sent."""
     flow = Driver()
     append(flow, {"1:0": ("a", False), "1:1": ("a", False), "1:2": ("b", False)})
     flow.dispatch.remove(at("1:1"))

@@ -1,7 +1,7 @@
-"""DH-2, DH-4, DH-6 to DH-8: a hash that is no hash, another's messages, and many hashes that come free at once.
+"""DH-2, DH-4, DH-6 to DH-8: hash zero, messages of other consumers, and many hashes that come free at once.
 
-Reports of messages that are done are gathered and brought in together; upstream calls that a batch. Whatever comes
-free in one is told once, and sent in one pass.
+The dispatcher gathers reports of done messages and applies them together; upstream calls that a batch. It reports all
+hashes that come free in one batch once, and sends their messages in one pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ X, Y, Z = MOVED[:3]
 
 
 def draining(*keys: str) -> Driver:
-    """c1 holds one message a key, which c2 owns now; another message of each waits for c2."""
+    """Let c1 hold one message of each key. c2 owns the keys now, and another message of each waits for it."""
     flow = Driver()
     flow.join("c1")
     flow.send(*keys)
@@ -30,17 +30,17 @@ def draining(*keys: str) -> Driver:
 
 
 def news(flow: Driver) -> list[Event]:
-    """What c1 is told of hashes that it has finished, since the last time."""
+    """Take the events that name hashes as drained by c1."""
     return [event for event in flow.dispatch.take_events(flow.numbers["c1"]) if event.kind == "drained"]
 
 
 def hashes(event: Event) -> list[int]:
-    """The hashes of its ranges, ascending."""
+    """Return the hashes of the event's ranges, ascending."""
     return [value for low, high in event.ranges for value in range(low, high + 1)]
 
 
 def test_dh_2_zero_is_no_hash_and_never_drains() -> None:
-    """Upstream refuses it; here every way from a key to a hash avoids it, in each selector, and nobody owns it."""
+    """Upstream refuses hash zero. Here no selector ever computes it from a key, and it has no owner."""
     for selector, ranges in (("consistent_hashing", []), ("auto_split", []), ("sticky", [(0, 65_535)])):
         flow = Driver(selector=selector)
         flow.join("c1", ranges=ranges)
@@ -124,7 +124,10 @@ def test_dh_7_a_consumer_hears_once_of_all_that_was_freed() -> None:
 
 
 def test_three_in_a_chain_each_finish_before_the_next() -> None:
-    """What moves on while it drains goes to its last owner, and the statistics say who has to finish what."""
+    """A hash that moves on while it drains goes to its last owner.
+
+    The statistics say which consumer has to finish which messages.
+    """
     chain = keys_by_owners(("c1",), ("c2",), ("c3",), ("c4",))
     twice, again = chain["c1", "c2", "c3", "c4"][0], chain["c1", "c2", "c2", "c4"][0]
     flow = Driver()

@@ -1,4 +1,4 @@
-"""What a subscription that nobody uses costs: a large broker has thousands of them."""
+"""The cost of a subscription that nobody uses. A large broker has thousands of them."""
 
 from __future__ import annotations
 

@@ -40,12 +40,12 @@ LIMITS: list[dict[str, Any]] = [
 
 
 def ints(values: list[int]) -> np.ndarray:
-    """A column of positions."""
+    """Return a column of positions."""
     return np.array(values, np.int64)
 
 
 class Schedule(RuleBasedStateMachine):
-    """Everything that can happen to a subscription, in any order."""
+    """The events of a subscription, in any order."""
 
     @initialize(
         config=st.sampled_from(CONFIGS[:2] * 4 + CONFIGS + CONFIGS[-3:] * 2),
@@ -142,7 +142,7 @@ class Schedule(RuleBasedStateMachine):
         self.grant_to(self._consumer(pick), more)
 
     def _consumer(self, pick: int) -> int:
-        """One of those that are here, or one that never was."""
+        """Return the number of a present consumer, or one that never was."""
         numbers = [consumer.number for consumer in self.model.consumers]
         return numbers[pick % len(numbers)] if numbers and pick < 5 else 999
 
@@ -259,7 +259,7 @@ class Schedule(RuleBasedStateMachine):
         self._move_mark()
 
     def _move_mark(self) -> None:
-        """What a cursor would do: everything below the first position that is not done is mark-deleted."""
+        """Mark everything below the first open position as deleted, as a cursor would."""
         undone = [at for at, _ in self.backlog + self.delayed]
         undone += [m.position for m in self.model.messages.values() if m.state != "done"]
         mark = min(undone, default=position(self.ledger, self.entry)) - 1
@@ -288,7 +288,7 @@ class Schedule(RuleBasedStateMachine):
         assert self.dispatch.room() == self.model.room()
 
     def teardown(self) -> None:
-        """Once everything can flow, everything is delivered, and after the last acknowledgement nothing is left."""
+        """Let everything flow. All is delivered, and after the last acknowledgement nothing is left."""
         if not hasattr(self, "dispatch"):
             return
         if not self.model.consumers:

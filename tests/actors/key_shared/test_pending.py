@@ -1,8 +1,8 @@
-"""PA: what a consumer holds, as it grows and shrinks.
+"""PA: the messages that a consumer holds, as they become more and fewer.
 
-There is no record of its own for each consumer here: a message that was sent is a row of the window in the state
-PENDING with its consumer beside it. What upstream's record promises is asked of the whole: the size is the number of
-unacknowledged messages, the removal hook is what a removal sets free.
+A consumer has no record of its own here. A sent message is a row of the window in the state PENDING, with its consumer
+beside it. The whole keeps the promises of upstream's record: the size is the number of unacknowledged messages, and a
+removal reports what it sets free.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ X, Y, Z = MOVED[:3]
 
 
 def alone(*keys: str, **settings: Any) -> Driver:
-    """c1 holds one message a key, 1:0 and on."""
+    """Let c1 hold one message a key, from 1:0 on."""
     flow = Driver(**settings)
     flow.join("c1")
     flow.send(*keys)
@@ -27,17 +27,17 @@ def alone(*keys: str, **settings: Any) -> Driver:
 
 
 def unacked(flow: Driver) -> dict[str, int]:
-    """What each consumer holds by its counter, which is kept beside the rows."""
+    """Return how many messages each consumer holds, by the counter beside the rows."""
     return {name: flow.consumer_stats(name)["unackedMessages"] for name in flow.numbers}
 
 
 def in_order(flow: Driver) -> int:
-    """How many messages wait with a place in the order, so that later ones of their hashes stay behind them."""
+    """Return how many messages wait with a place in the order, and keep later ones of their hashes behind them."""
     return int(flow.dispatch.tables.replayed.sum())
 
 
 def drained(flow: Driver, name: str) -> list[int]:
-    """The hashes of which this consumer is told that it has finished them, since the last time."""
+    """Take the hashes that the consumer is reported to have finished."""
     told = [event for event in flow.dispatch.take_events(flow.numbers[name]) if event.kind == "drained"]
     return [value for event in told for low, high in event.ranges for value in range(low, high + 1)]
 
@@ -106,7 +106,7 @@ def test_pa_5_a_removal_happens_once() -> None:
 
 
 def test_pa_6_only_its_own_consumer_gives_it_back() -> None:
-    """Upstream compares count and hash with what was expected; here an entry is one message, so its holder is."""
+    """Upstream compares count and hash with the expected ones. Here an entry is one message, and its holder counts."""
     flow = alone(X, Y)
     flow.leave("c1")
     flow.join("c1")
@@ -119,7 +119,7 @@ def test_pa_6_only_its_own_consumer_gives_it_back() -> None:
 
 
 def over_two_ledgers(**settings: Any) -> Driver:
-    """c1 holds 1:1, 1:2 and 2:1."""
+    """Let c1 hold 1:1, 1:2 and 2:1."""
     flow = Driver(entry=1, **settings)
     flow.join("c1")
     flow.publish(X, Y)

@@ -1,8 +1,8 @@
-"""RR, RS-3 to RS-13, CL-3, SD-1, SD-2, FT-5: when the dispatcher looks, when it reads, and when it must not.
+"""RR, RS-3 to RS-13, CL-3, SD-1, SD-2, FT-5: the dispatcher's passes and reads, and the moments without any.
 
-Upstream reads for a redelivery as well as for new messages, so a parked read of new ones has to be cancelled when
-something waits. Here what waits is in memory: a pass sends it whatever is being read, and one read is under way at
-most. The real actors do it, in virtual time.
+Upstream reads for a redelivery as well as for new messages, so it has to cancel a parked read of new ones when a
+message waits. Here waiting messages are in memory: a pass sends them during any read, and at most one read is under
+way. The real actors do it, in virtual time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOVED, STAYED = OWNERS["c1", "c2"], OWNERS["c1", "c1"]
 
 
 async def dispatcher(broker: Broker) -> Dispatcher:
-    """The actor itself."""
+    """Return the dispatcher itself."""
     process = broker.world.at(await broker.address())
     assert process is not None
     assert isinstance(process.actor, Dispatcher)
@@ -34,13 +34,13 @@ async def dispatcher(broker: Broker) -> Dispatcher:
 
 
 async def processes(broker: Broker) -> tuple[str, str]:
-    """Names of the processes of the topic and of the dispatcher."""
+    """Return the names of the processes of the topic and of the dispatcher."""
     topic = await broker.directory.topic("orders", 0)
     return tuple(address.partition("/")[2].rpartition(".")[0] for address in (topic, await broker.address()))  # type: ignore[return-value]
 
 
 class Passes:
-    """When the dispatcher heard of messages that are done (ms), and when it looked: (ms, messages sent)."""
+    """The times at which the dispatcher heard of done messages (ms), and its passes: (ms, messages sent)."""
 
     def __init__(self, broker: Broker, actor: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
         self.heard: list[int] = []
@@ -62,7 +62,10 @@ class Passes:
 
 
 async def parked(broker: Broker) -> tuple[Client, Client]:
-    """c1 holds three messages, of which c2 owns two hashes now; one more of each waits, and a read at the end."""
+    """Return c1, which holds three messages, and c2, which owns the hashes of two of them by now.
+
+    One more message of each of the two hashes waits, and so does a read at the end.
+    """
     first = await broker.join("c1", acking=False)
     await broker.publish(MOVED[0], MOVED[1], STAYED[0])
     await broker.until(lambda: len(first.got) == 3)
@@ -75,7 +78,7 @@ async def parked(broker: Broker) -> tuple[Client, Client]:
 
 
 def reads(broker: Broker) -> int:
-    """How many reads were ever begun."""
+    """Return how many reads were begun so far."""
     return broker.world.network.calls["ReadIndex"]
 
 
@@ -212,7 +215,7 @@ def test_rs_3_reads_of_new_and_of_lost_exclude_each_other() -> None:
 
 
 async def refusing(broker: Broker, error: SluiceError, times: int) -> None:
-    """The next reads are refused."""
+    """Refuse the next reads."""
     topic = broker.world.at(await broker.directory.topic("orders", 0))
     assert topic is not None
     answer = topic.actor.on_read_index  # type: ignore[union-attr]
@@ -264,7 +267,7 @@ def test_rs_12_a_read_lost_while_it_waits_needs_no_push() -> None:
 
 
 async def failing(broker: Broker) -> tuple[Client, int]:
-    """Reads fail, one after the other; returns the consumer and how many were begun so far."""
+    """Let one read after another fail. Return the consumer and the number of reads begun so far."""
     client = await broker.join("c1")
     await broker.publish(*FIVE)
     await broker.until(lambda: len(client.got) == 5)
@@ -335,7 +338,7 @@ def test_sd_1_a_closed_dispatcher_turns_consumers_away(
 
 
 def test_sd_2_of_a_read_only_what_is_delivered_counts() -> None:
-    """Upstream has markers of its own among the messages; here delayed and acknowledged ones are passed over."""
+    """Upstream has markers of its own among the messages. Here the dispatcher skips delayed and acknowledged ones."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c1", queue=100, acking=False, taking=False)

@@ -1,7 +1,7 @@
 """MR, SD-8, SD-11: messages that wait to be sent again, with and without a place in the order.
 
 Upstream keeps positions, their hashes and counts by hash in a structure of its own. Here they are rows of the window
-in the states REPLAY (a place in the order, counted by hash) and UNORDERED (none), and `tables.replayed` has the counts.
+in the states REPLAY (a place in the order, counted by hash) and UNORDERED (none). `tables.replayed` has the counts.
 """
 
 from __future__ import annotations
@@ -17,31 +17,34 @@ MOVED = keys_by_owners(("c1",), ("c2",))["c1", "c2"][0]
 
 
 def waiting(**settings: Any) -> Driver:
-    """A consumer without permits, so that whatever is published waits; ledger 1 from entry 1 on."""
+    """Return a driver with a consumer without permits, so that all messages wait; ledger 1 from entry 1 on."""
     flow = Driver(entry=1, **settings)
     flow.join("c1", permits=0)
     return flow
 
 
 def publish(flow: Driver, messages: dict[str, str]) -> None:
-    """Publish name -> key, in this order, and let them wait."""
+    """Publish messages, given as name -> key, in this order, and let them wait."""
     for name, key in messages.items():
         flow.ledger, flow.entry = (int(part) for part in name.split(":"))
         flow.send(key)
 
 
 def counted(flow: Driver, key: str) -> int:
-    """How many messages of the hash of a key wait with a place in the order."""
+    """Return how many messages of a key's hash wait with a place in the order."""
     return int(flow.dispatch.tables.replayed[flow.hash_of(key)])
 
 
 def in_replay(flow: Driver) -> int:
-    """msgInReplay."""
+    """Return msgInReplay."""
     return int(flow.dispatch.stats(0)["msgInReplay"])
 
 
 def held_back(flow: Driver, *keys: str) -> list[str]:
-    """Of messages of these keys, which were read but not offered yet, those that wait behind earlier ones."""
+    """Publish messages of these keys, which are read and not offered, and drop them again.
+
+    Return the keys of those that wait behind earlier messages.
+    """
     names = flow.publish(*keys)
     found = [
         key for name, key in zip(names, keys, strict=True) if "earlier_waits" in flow.why(position=int(at(name)[0]))

@@ -1,4 +1,4 @@
-"""Everything is forgotten because the cursor moved: what goes on, and what does not."""
+"""A reset after a move of the cursor forgets messages and consumers, but no number and no total."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_reset_forgets_messages_and_consumers_but_no_number() -> None:
     assert [change["cause"] for change in flow.dispatch.assignments()] == ["c1 joined", "c1 joined"]
 
 
-def test_what_leavers_got_and_gave_back_counts_in_the_whole() -> None:
+def test_counts_of_consumers_that_left_stay_in_the_total() -> None:
     flow = Driver()
     flow.join("c1")
     flow.publish("a", "b")
@@ -44,8 +44,8 @@ def test_what_leavers_got_and_gave_back_counts_in_the_whole() -> None:
     assert [flow.dispatch.stats(flow.now)[name] for name in ("msgAckCounter", "msgRedeliverCounter")] == counts
 
 
-def test_what_never_arrived_was_sent_all_the_same() -> None:
-    """Its permits are free again, and the total does not fall, which would look like the beginning of a new count."""
+def test_message_that_never_arrived_counts_as_sent() -> None:
+    """The permits are free again, but the total does not fall: a fall would look like the start of a new count."""
     flow = Driver()
     number = flow.join("c1", permits=5)
     flow.send("a", "b", "c")

@@ -1,4 +1,4 @@
-"""Consumers that bring messages from before a change of owner: what they claim, and who else gets its keys."""
+"""Consumers return with messages from before a change of owner, claim them, and keep their keys from others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_acknowledged_claim_is_forgotten() -> None:
 
 
 def test_an_unread_claims_key_goes_to_nobody_else() -> None:
-    """A message before it was given back to the earlier owner, and its hash belongs to another consumer by now."""
+    """A message before the claimed one was given back to the earlier owner. Another consumer owns the hash by now."""
     flow = Driver()
     flow.join("c1", holding=at("1:2", "1:3"))
     flow.join("c2")
@@ -75,7 +75,7 @@ def test_a_claim_whose_key_is_elsewhere_by_now_is_not_brought() -> None:
 
 @pytest.mark.parametrize("given_back", [("1:0", "1:1"), ()])
 def test_a_claim_given_back_unread_goes_out_when_it_is_read(given_back: tuple[str, ...]) -> None:
-    """The consumer has let it go: nobody would ever acknowledge it if it were still taken for held."""
+    """The consumer gave the message back. If it still counted as held, no consumer would ever acknowledge it."""
     flow = Driver()
     flow.join("c1", holding=at("1:0", "1:1", "1:2") if given_back else at("1:0", "1:1"))
     assert flow.nack("c1", *given_back, delay=500) == 2
@@ -90,8 +90,11 @@ def test_a_claim_given_back_unread_goes_out_when_it_is_read(given_back: tuple[st
     assert flow.route() == ({} if given_back else {"c1": ["1:2"]})
 
 
-def test_what_is_done_by_now_keeps_its_key_and_is_not_sent() -> None:
-    """Cleared before the owner changed: the holder may still work on it, and nobody wants it again (KS-45)."""
+def test_done_message_keeps_its_key_and_is_not_sent() -> None:
+    """The message was cleared before the owner changed. Its holder may still work on it.
+
+    No other consumer gets the message (KS-45).
+    """
     flow = Driver()
     flow.join("c1", holding=at("1:0", "1:1"), finished=at("1:0", "1:1"))
     flow.join("c2")
@@ -105,7 +108,7 @@ def test_what_is_done_by_now_keeps_its_key_and_is_not_sent() -> None:
     assert flow.route() == {}
 
 
-def test_what_is_done_and_gone_is_claimed_no_longer() -> None:
+def test_done_message_that_is_not_brought_loses_its_claim() -> None:
     flow = Driver()
     flow.join("c1", holding=at("1:0", "1:1"), finished=at("1:0"))
     flow.bring("c1", {"1:1": Y})
@@ -113,7 +116,7 @@ def test_what_is_done_and_gone_is_claimed_no_longer() -> None:
     assert flow.dispatch.claims_of(flow.numbers["c1"]).tolist() == []
 
 
-def test_what_is_cleared_before_it_is_brought_is_never_sent() -> None:
+def test_message_cleared_before_it_is_brought_is_never_sent() -> None:
     flow = Driver()
     flow.join("c1", holding=at("1:0", "1:1"))
     flow.dispatch.remove(up_to=at("1:1")[0])
@@ -123,8 +126,8 @@ def test_what_is_cleared_before_it_is_brought_is_never_sent() -> None:
     assert flow.route() == {}
 
 
-def test_what_was_done_and_is_brought_later_has_its_row() -> None:
-    """Read, then acknowledged by somebody else, before its holder came back."""
+def test_done_message_that_is_brought_later_has_its_row() -> None:
+    """Another consumer acknowledged the message after its read, before its holder came back."""
     flow = Driver()
     flow.join("c2", permits=0)
     flow.publish(X, Y, X)

@@ -22,7 +22,7 @@ RANGES = [[(0, 9999), (30000, 39999)], [(10000, 29999)], [(40000, 65535)], [(500
 
 
 class Story:
-    """One random schedule, remembering who holds what by looking only at what came out and went in."""
+    """A random schedule that knows each holder only from the messages that came out and went in."""
 
     def __init__(self, kind: dict[str, Any], seed: int) -> None:
         self.random = random.Random(seed)
@@ -83,7 +83,7 @@ class Story:
             self.flow.grant(name, self.random.randrange(30))
 
     def finish(self) -> None:
-        """Everybody may have everything; in the end every message was acknowledged once."""
+        """Let every consumer have everything. In the end every message was acknowledged once."""
         for name in sorted(self.flow.numbers):
             self.flow.leave(name)
         self.held.clear()
@@ -120,7 +120,7 @@ def test_one_active_consumer_gets_everything_in_order(kind: str) -> None:
     assert first == sorted(first, key=lambda name: int(name.split(":")[1]))
 
 
-def test_who_joins_behind_the_active_consumer_is_told() -> None:
+def test_consumer_behind_the_active_one_gets_an_event() -> None:
     flow = Driver(type="failover")
     told = {}
     for name, priority in (("a", 1), ("b", 1), ("c", 0)):

@@ -26,7 +26,9 @@ from sluice.actors.producer.waves import (
 )
 from sluice.actors.runtime.shared_timers import TICK_MS
 from sluice.storage.errors import Conflict, Fenced, Invalid, SluiceError, Unavailable
-from sluice.storage.format.frame import MAX_SEGMENTS
+from sluice.storage.format import frame
+from sluice.storage.format.batch import joined
+from sluice.storage.format.frame import MAX_SEGMENTS, make_run
 from sluice.storage.format.position import position
 from tests.actors.producer.test_gathering import Owner
 from tests.actors.producer.test_split import made
@@ -331,6 +333,16 @@ def test_producers_that_wait_are_published_together() -> None:
 def test_refused_wave_is_published_by_each_producer(error: SluiceError) -> None:
     owner, outcomes = waves_of(["a", "b"], error)
     assert owner.waves == [["a", "b"]]
+    assert [owner.alone[0], *sorted(owner.alone[1:])] == [("first", 0), ("a", 0), ("b", 0)]
+    assert outcomes[("b", 1)] == position(1, 1)
+
+
+def test_wave_that_is_too_large_is_published_by_each_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch says about how large it is."""
+    fits = len(make_run(joined([made(1), made(1)])).payload)
+    monkeypatch.setattr(frame, "MAX_RUN_BYTES", fits)
+    owner, outcomes = waves_of(["a", "b"])
+    assert not owner.waves
     assert [owner.alone[0], *sorted(owner.alone[1:])] == [("first", 0), ("a", 0), ("b", 0)]
     assert outcomes[("b", 1)] == position(1, 1)
 

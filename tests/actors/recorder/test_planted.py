@@ -1,6 +1,6 @@
 """A recorded incident comes out as it was, and with a planted defect it does not.
 
-`python -m tests.actors.recorder.test_planted` records the incident anew, for a change that is meant to change it.
+`python -m tests.actors.recorder.test_planted` records the incident again, for a change that is meant to change it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Path(sys.argv[2]).write_bytes(broken())
 
 
 def record() -> bytes:
-    """Two subscriptions in which keys drain, messages come back, and permits are few."""
+    """Record two subscriptions in which keys drain, messages come back, and permits are few."""
     chunks = []
     for number, nack_order in enumerate(("none", "key")):
         driver = RecordedDriver(nack_order=nack_order)

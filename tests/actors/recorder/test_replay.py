@@ -220,6 +220,14 @@ def test_a_lost_chunk_is_a_gap() -> None:
     assert found.missing > 0
 
 
+def test_a_file_that_is_cut_in_its_first_bytes_has_no_chunk() -> None:
+    whole = assemble([pack(RecordedCalls(OF, 1, 1, ()))])
+    for end in range(len(flight_file.HEADER) + 2):
+        assert not list(unpack(whole[:end], "flight-1", whole=False))
+        with pytest.raises(Corrupt):
+            list(unpack(whole[:end], "x.flight"))
+
+
 def test_a_version_that_is_not_known_is_one_clear_line() -> None:
     data = busy().file()
     later = data[:8] + struct.pack("<H", 9) + data[10:]

@@ -131,7 +131,7 @@ class Cluster:
 
     def job(self, kind: type[J]) -> J:
         """The newest owner's background job of a kind."""
-        return next(job for job in self.topic()._upkeep._make_jobs().jobs if isinstance(job, kind))
+        return next(job for job in self.topic()._maintenance._make_jobs().jobs if isinstance(job, kind))
 
 
 class TestProducer:

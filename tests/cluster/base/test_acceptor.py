@@ -37,7 +37,9 @@ def listening(*reasons: int) -> Failing:
 
 
 @pytest.mark.parametrize("reason", [errno.EMFILE, errno.ENOBUFS, errno.ECONNABORTED, errno.EAGAIN, errno.EINTR])
-async def test_what_could_not_be_taken_is_taken_later(reason: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_could_not_be_taken_is_taken_later(
+    reason: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(acceptor, "AGAIN_S", 0.001)
     sock, taken, came = listening(reason, reason), list[tuple[socket.socket, object]](), asyncio.Event()
     accepts = Acceptor("a test")
@@ -59,7 +61,7 @@ async def test_what_could_not_be_taken_is_taken_later(reason: int, monkeypatch: 
         one.close()
 
 
-async def test_what_is_closed_meanwhile_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_acceptor_closed_meanwhile_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "AGAIN_S", 0.001)
     sock, accepts, problems = listening(errno.EMFILE), Acceptor("a test"), list[object]()
     loop = asyncio.get_running_loop()

@@ -16,7 +16,7 @@ from tests.sim.cli import command
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
-    """What was printed as an error."""
+    """Return what was printed as an error."""
     printed = capsys.readouterr()
     assert printed.out == ""
     return printed.err
@@ -43,12 +43,12 @@ def test_a_benchmark_is_called_as_it_was(
 
 @pytest.mark.parametrize(("kind", "text"), [(count, "0"), (count, "-5"), (count, "x"), (count_or_none, "-1"),
     (amount, "0"), (amount, "-0.5"), (amount, "nan"), (amount, "inf"), (amount, "x")])  # fmt: skip
-def test_what_means_nothing_is_refused(kind: type, text: str) -> None:
+def test_numbers_without_a_meaning_are_refused(kind: type, text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         kind(text)
 
 
-def test_what_means_something_is_taken() -> None:
+def test_numbers_with_a_meaning_are_taken() -> None:
     assert (count("7"), count_or_none("0"), amount("0.5")) == (7, 0, 0.5)
 
 

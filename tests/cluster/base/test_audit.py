@@ -46,7 +46,7 @@ def test_lines_of_two_files_stand_in_their_order(tmp_path: Path) -> None:
     log.close()
 
 
-def test_whoever_is_refused_pushes_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_push_nothing_else_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1]
     monkeypatch.setattr("sluice.cluster.base.audit.time.monotonic_ns", lambda: now[0] * 1_000_000_000)
     log = AuditLog(tmp_path, "gateway")
@@ -76,7 +76,7 @@ def test_files_are_rotated_and_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     log.close()
 
 
-def test_what_a_client_chooses_is_cut_and_on_one_line(tmp_path: Path) -> None:
+def test_text_of_a_client_is_cut_and_on_one_line(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, "gateway")
     log(Audited("a\nb", "", "seek", 'x"\u2028' * 500))
     [path] = files(tmp_path)

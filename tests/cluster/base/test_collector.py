@@ -55,18 +55,18 @@ OLD = THRESHOLDS[0] * 5
 
 
 def run(program: str, **environment: str) -> str:
-    """What it prints."""
+    """Run a program after the prologue, and return what it prints."""
     command = [sys.executable, "-c", PROLOGUE + program]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_what_is_there_is_not_looked_through_and_cycles_still_go() -> None:
+def test_present_objects_are_frozen_and_new_cycles_still_freed() -> None:
     subprocess.run([sys.executable, "-c", CODE], check=True, timeout=60)
 
 
-def test_what_is_old_is_not_looked_at_again() -> None:
+def test_old_objects_are_not_looked_at_again() -> None:
     said = run("""
 import sluice.cluster.base.collector
 sluice.cluster.base.collector.MANY = 1  # an object of Python 3.13 has fewer blocks of memory
@@ -100,7 +100,7 @@ print(last() is None, 2 in looks, gc.get_threshold() == THRESHOLDS)
     assert said.split() == ["True", "True", "True"]
 
 
-def test_where_nobody_counts_memory_everything_is_looked_at() -> None:
+def test_without_counts_of_memory_all_objects_are_looked_at() -> None:
     said = run(
         "kept = young(OLD)\nprint(gc.get_threshold()[0] == THRESHOLDS[0], gc.get_objects().count(kept[0]))",
         PYTHONMALLOC="malloc",
@@ -125,7 +125,7 @@ def grown_until_all_are_looked_at():
 """
 
 
-def test_of_very_many_objects_all_are_looked_at_more_seldom() -> None:
+def test_very_many_objects_are_looked_at_more_seldom() -> None:
     said = run(MANY_OBJECTS + "print(3.5 < grown_until_all_are_looked_at() < 5)")
     assert said.split() == ["True"]
 

@@ -1,4 +1,4 @@
-"""What a process does to itself when a chaos run asks: it begins, is felt, and is over by itself."""
+"""The impairments that a chaos run asks a process for: each begins, is felt, and ends by itself."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_clock_leaps_for_who_looks_at_the_wall_clock(monkeypatch: pytest
     assert (clock.now(), IMPAIRMENTS.felt[CLOCK_JUMP]) == (5_000, 1)
 
 
-async def test_it_is_over_by_itself_and_the_newest_counts(slept: list[float]) -> None:
+async def test_an_impairment_ends_by_itself_and_the_newest_counts(slept: list[float]) -> None:
     mine = Impairments()
     mine.start(SLOW_DISK, 100, 0.0)
     mine.start(SLOW_DISK, 300, LONG_S)

@@ -36,7 +36,7 @@ class Asking:
         return self._told.wait(LATE_S)
 
 
-def test_who_waits_when_it_ends_is_told_so() -> None:
+def test_a_waiting_caller_learns_that_the_loop_ends() -> None:
     loop, begun = LoopThread("ends"), threading.Event()
 
     async def work() -> None:
@@ -49,8 +49,8 @@ def test_who_waits_when_it_ends_is_told_so() -> None:
     assert waits.is_told()
 
 
-def test_who_asks_while_it_ends_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When it has ended what it had begun, and goes on for a moment."""
+def test_a_question_to_an_ending_loop_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop has ended its tasks, and goes on for a moment."""
     loop = LoopThread("ends")
     begun, tried = threading.Event(), threading.Event()
     late: list[Asking] = []
@@ -84,7 +84,7 @@ def test_who_asks_while_it_ends_does_not_wait_for_ever(monkeypatch: pytest.Monke
     assert late[0].is_told()
 
 
-def test_what_begins_while_it_ends_is_ended_as_well() -> None:
+def test_a_task_begun_while_the_loop_ends_is_ended_as_well() -> None:
     """A consumer that is cancelled says what it has done, in a task that did not exist before."""
     loop, begun = LoopThread("ends"), threading.Event()
     tasks: list[asyncio.Task[None]] = []
@@ -107,7 +107,7 @@ def test_what_begins_while_it_ends_is_ended_as_well() -> None:
     assert [task.cancelled() for task in tasks] == [True, True]
 
 
-def test_who_would_wait_for_itself_is_told_so() -> None:
+def test_a_callback_that_would_wait_for_its_loop_is_refused() -> None:
     """A question that is asked in a callback stopped the client for ever."""
     loop, told = LoopThread("callback"), threading.Event()
 

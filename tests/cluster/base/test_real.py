@@ -35,7 +35,7 @@ def begin_timer(on: LoopThread, call: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("begin", [begin_task, begin_timer])
 def test_two_loops_work_at_the_same_time(begin: Callable[[LoopThread, Callable[[], object]], None]) -> None:
-    """Those of two clusters in one process: what one of them does is under way when the other's begins."""
+    """The loops of two clusters in one process: work of one is under way when work of the other begins."""
     first, other = LoopThread("first"), LoopThread("other")
     entered, ended, waited = threading.Event(), threading.Event(), list[bool]()
 
@@ -55,7 +55,7 @@ def test_two_loops_work_at_the_same_time(begin: Callable[[LoopThread, Callable[[
         other.stop()
 
 
-async def test_what_an_ended_actor_spawns_does_not_begin() -> None:
+async def test_a_task_of_an_ended_actor_does_not_begin() -> None:
     begun: list[str] = []
 
     async def work(name: str) -> None:
@@ -71,7 +71,7 @@ async def test_what_an_ended_actor_spawns_does_not_begin() -> None:
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux has a clock of its own for that")
 def test_a_machine_that_was_suspended_has_leases_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its consumers held messages for less than their lease by a clock that stood still, and others have got them."""
+    """By a clock that stood still its consumers were within their lease, although others have got their messages."""
     suspended = 0
 
     def read(clock: int) -> int:

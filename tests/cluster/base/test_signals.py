@@ -12,7 +12,7 @@ from sluice.cluster.base.signals import SIGNALS, held_back
 
 
 class Told(Exception):
-    """What our handler raises."""
+    """The error that our handler raises."""
 
 
 @pytest.fixture(autouse=True)
@@ -64,8 +64,8 @@ def test_handlers_that_the_start_replaces_are_put_back() -> None:
     assert signal.getsignal(signal.SIGTERM) is mine
 
 
-def test_what_is_ignored_stays_ignored() -> None:
-    """So that a clean-up that ignores signals is not disturbed by a start in it."""
+def test_an_ignored_signal_stays_ignored() -> None:
+    """A start within a clean-up that ignores signals does not disturb it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with held_back():
         signal.raise_signal(signal.SIGINT)

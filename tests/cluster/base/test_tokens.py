@@ -27,7 +27,7 @@ def test_a_token_is_made_once_and_private(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"short", b"a b" * 30, b"\xff" * 64, b"a" * 31])
 def test_an_empty_or_short_token_is_refused(tmp_path: Path, content: bytes) -> None:
-    """What is no token is said, and what to do; the file is left as it is."""
+    """The error says that the file has no token, and what to do. The file is left as it is."""
     path = tmp_path / "token"
     path.write_bytes(content)
     with pytest.raises(Invalid, match=r"has no valid token.*remove the file"):

@@ -24,7 +24,7 @@ async def test_work_is_done_in_order_in_one_thread() -> None:
     worker.close()
 
 
-async def test_what_work_raises_comes_to_who_waits() -> None:
+async def test_an_error_of_the_work_comes_to_its_caller() -> None:
     worker = Worker("w")
     with pytest.raises(ZeroDivisionError):
         await worker.do(lambda: 1 // 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ import pytest
 
 import sluice
 from sluice.actors.pulsar.codec import chunked
-from sluice.cluster.client import producer_core
+from sluice.cluster.client import options, producer_core, receiver_queue
+from sluice.cluster.client.chunk_joiner import ChunkJoiner
 from sluice.cluster.client.client import Client
-from sluice.storage.errors import Invalid, SluiceError
+from sluice.storage.errors import Invalid, SluiceError, Unavailable
 from tests.cluster.helpers import PATIENCE_MS, PATIENCE_S
 
 pytestmark = pytest.mark.timeout(120)
@@ -193,6 +195,7 @@ def test_chunks_are_joined_by_pulsars_client(client: Client, theirs: pulsar.Clie
 
 def test_a_message_that_its_producer_left_incomplete_expires(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.create_topic("left")
+    monkeypatch.setattr(options, "CHUNKS_MS", 100)
     send_without_last(client, "left", monkeypatch)
     with subscribe(client, "left", expire_time_of_incomplete_chunked_message_ms=100) as consumer:
         with client.create_producer("left") as producer:
@@ -206,8 +209,48 @@ def test_a_message_that_its_producer_left_incomplete_expires(client: Client, mon
         assert backlog(client, "left") == 0
 
 
-def test_a_seek_into_the_midst_of_chunks_drops_the_rest(client: Client) -> None:
+def test_chunks_stay_while_their_last_one_waits_for_a_full_queue(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut, looked, expire = chunked.cut, threading.Event(), ChunkJoiner._expire
+    pieces: list[tuple[bytes, bytes]] = []
+
+    def all_but_last(*message: Any) -> list[tuple[bytes, bytes]]:
+        pieces.extend(cut(*message))
+        return pieces[:-1]
+
+    async def noted(self: ChunkJoiner, *late: Any) -> None:
+        await expire(self, *late)
+        looked.set()
+
+    monkeypatch.setattr(options, "CHUNKS_MS", 100)
+    monkeypatch.setattr(receiver_queue, "QUEUED_BYTES", 1)  # a queue with any message is full
+    monkeypatch.setattr(ChunkJoiner, "_expire", noted)
+    client.create_topic("full")
+    large, others = os.urandom(LARGE), [os.urandom(5_000_000) for _ in range(4)]  # more than is fetched at once
+    with client.create_producer("full", chunking_enabled=True) as producer:
+        monkeypatch.setattr(chunked, "cut", all_but_last)
+        producer.send(large, partition_key="k")
+        for other in others:
+            producer.send(other, partition_key="other")
+        monkeypatch.setattr(chunked, "cut", lambda *message: pieces[-1:])
+        producer.send(large, partition_key="k")
+    with subscribe(client, "full", expire_time_of_incomplete_chunked_message_ms=2_000) as consumer:
+        until = time.monotonic() + PATIENCE_S
+        while client.stats("full", "s")[0]["unackedMessages"] < 7 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert looked.wait(PATIENCE_S)
+        assert backlog(client, "full") == 7
+        got: list[sluice.Message[Any]] = []
+        while len(got) < 5:
+            got.append(message := consumer.receive(PATIENCE_MS))
+            consumer.acknowledge(message)
+        assert [message.data() for message in got] == [*others, large]
+
+
+def test_a_seek_into_the_midst_of_chunks_drops_the_rest(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.create_topic("midst")
+    monkeypatch.setattr(options, "CHUNKS_MS", 100)
     with client.create_producer("midst", chunking_enabled=True) as producer:
         place = producer.send(os.urandom(LARGE))
         last = producer.send(b"last")
@@ -220,6 +263,27 @@ def test_a_seek_into_the_midst_of_chunks_drops_the_rest(client: Client) -> None:
         while backlog(client, "midst") and time.monotonic() < until:
             time.sleep(0.01)
         assert backlog(client, "midst") == 0
+
+
+def test_chunks_that_are_stored_late_are_not_confirmed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.create_topic("late")
+    large, told = os.urandom(LARGE), list[SluiceError | None]()
+    monkeypatch.setattr(producer_core, "CHUNKS_MS", -1)
+    with client.create_producer("late", chunking_enabled=True) as producer:
+        with pytest.raises(Unavailable, match="its outcome is unknown"):
+            producer.send(large)
+        with pytest.raises(Unavailable, match="its outcome is unknown"):
+            producer.send_async(large, lambda error, _: told.append(error)).result(PATIENCE_S)
+        producer.send(b"small")
+    assert [type(error) for error in told] == [Unavailable]
+    with subscribe(client, "late") as consumer:
+        assert [consumer.receive(PATIENCE_MS).data() for _ in range(3)] == [large, large, b"small"]
+
+
+def test_a_consumer_waits_for_chunks_as_long_as_producers_take(client: Client) -> None:
+    client.create_topic("patient")
+    with pytest.raises(Invalid, match="expire_time_of_incomplete_chunked_message_ms is a whole number, 60000 to"):
+        subscribe(client, "patient", expire_time_of_incomplete_chunked_message_ms=59_999)
 
 
 def test_a_shared_subscription_refuses_chunks(client: Client) -> None:

@@ -268,6 +268,21 @@ def test_batch_settled_in_pieces_frees_all_its_room() -> None:
     assert (stage.producer._pending_messages, stage.producer._pending_bytes, stage.producer._in_flight) == (0, 0, 0)
 
 
+def test_batch_counts_with_the_bytes_that_are_sent() -> None:
+    """A dictionary names a payload many times, and the messages of one partition may be the largest."""
+    stage = Stage(partitions=2)
+    large = pa.array(["k", "l"] * 50), pa.array([b"x" * 10_000] * 99 + [b"x" * 100_000])
+    batch = pa.record_batch([column.dictionary_encode() for column in large], ["key", "payload"])
+    stage.producer.send_batch(batch)
+    assert stage.producer._pending_bytes > 1_000_000
+    stage.loop.turn()
+    outgoing = [one for part in stage.parts for one in part.got]
+    assert len(outgoing) == 2
+    assert [one.bytes >= one.batch.rows.nbytes for one in outgoing] == [True, True]
+    stage.confirm()
+    assert stage.producer._pending_bytes == 0
+
+
 @pytest.mark.parametrize(
     "wrong", [{"properties": {"a": "\ud800"}}, {"event_timestamp": 1.5}, {"deliver_at": NOW + 0.5}]
 )

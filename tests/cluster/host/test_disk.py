@@ -148,7 +148,7 @@ async def test_a_full_device_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
 async def test_no_room_for_a_file_is_a_full_device_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """Where inodes or blocks of the folder are used up nothing was written either, and the disk can be read on."""
+    """If inodes or blocks of the folder are used up, nothing was written either, and the disk can still be read."""
     disk = FileDisk(tmp_path)
     await disk.append("log", [b"before"], sync=True)
     await disk.replace("state", b"old")
@@ -205,7 +205,7 @@ async def test_a_failed_sync_is_final(tmp_path: Path, monkeypatch: pytest.Monkey
     disk.close()
 
 
-async def test_what_is_synced_leaves_the_page_cache_in_whole_pages(
+async def test_synced_bytes_leave_the_page_cache_in_whole_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, dropped = FileDisk(tmp_path), list[tuple[int, int]]()
@@ -218,7 +218,7 @@ async def test_what_is_synced_leaves_the_page_cache_in_whole_pages(
 
 
 class Threads:
-    """Where appends are synced, in order: "here", the thread of the event loop, or "thread"."""
+    """A record of the threads that sync appends, in order: "here", the thread of the event loop, or "thread"."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[str] = []
@@ -270,7 +270,7 @@ async def test_a_slow_disk_is_left_to_the_thread(tmp_path: Path, monkeypatch: py
 
 
 async def test_a_very_slow_disk_is_left_to_the_thread_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What held the event loop up for a fifth of a second is not tried again a moment later."""
+    """A sync that held the event loop up for a fifth of a second is not tried there again a moment later."""
     disk, threads = FileDisk(tmp_path), Threads(monkeypatch)
     at = 1_000.0
     monkeypatch.setattr("sluice.cluster.host.disk.time", SimpleNamespace(monotonic=lambda: at))

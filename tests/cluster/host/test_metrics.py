@@ -128,8 +128,8 @@ def stats_of(topic: str, published: int) -> str:
 MESSAGES, BYTES = "pulsar_in_messages_total", "pulsar_in_bytes_total"
 
 
-def test_what_has_not_changed_is_set_again(gauges: dict[tuple[str, str], float]) -> None:
-    """Ray forgets a gauge that is not: a backlog of which nothing moves had vanished from the metrics."""
+def test_an_unchanged_gauge_is_set_again(gauges: dict[tuple[str, str], float]) -> None:
+    """Ray forgets a gauge that is not set again: a backlog that did not move had vanished from the metrics."""
     exporter = Exporter("c")
     exporter.show("h/a", "topic", stats_of("a", 5))
     exporter.show("h/a", "topic", stats_of("a", 6))
@@ -144,7 +144,7 @@ def test_what_has_not_changed_is_set_again(gauges: dict[tuple[str, str], float])
     assert gauges == {(MESSAGES, "b"): 7, (BYTES, "b"): 0}
 
 
-def test_of_very_many_gauges_those_of_0_are_given_up(
+def test_gauges_of_0_are_given_up_if_there_are_very_many(
     gauges: dict[tuple[str, str], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sluice.cluster.host.metrics.MOST_ZEROS", 2)

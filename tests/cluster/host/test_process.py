@@ -69,7 +69,7 @@ async def run_one(kind: type[Worker], error: Exception | None) -> tuple[bool, li
     "error", [Unavailable("x"), AccessDenied("x"), Invalid("x"), Corrupt("x"), Fenced("x"), KeyError("x")]
 )
 def test_a_failed_background_task_ends_its_actor(error: Exception) -> None:
-    """It answered pings without its writer, for ever, and nobody replaced it."""
+    """The actor answered pings without its writer before, for ever, and nobody replaced it."""
     answers, dropped = asyncio.run(run_one(Worker, error))
     assert not answers
     assert dropped == [("one", f"{type(error).__name__}: {error}")]

@@ -168,7 +168,7 @@ class _Flaky(MemoryObjects):
         super().delete(name)
 
 
-async def test_what_is_harmless_is_repeated_and_a_put_is_not() -> None:
+async def test_harmless_calls_are_repeated_and_a_put_is_not() -> None:
     flaky = _Flaky(ATTEMPTS - 1)
     objects = AsyncObjects(flaky)
     MemoryObjects.put(flaky, "a", b"x")
@@ -261,7 +261,7 @@ async def test_metadata_reads_are_repeated_and_creates_are_not() -> None:
 def test_plain_http_beyond_this_machine_is_warned_of(
     endpoint: str | None, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever named the server, option or environment; and nothing is sent before."""
+    """The warning comes before anything is sent, whether an option or the environment names the server."""
     monkeypatch.setattr("sluice.storage.stores.objects.probe", lambda store: None)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     check_stores(("", "s3://bucket/prefix"), endpoint)

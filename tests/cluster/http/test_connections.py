@@ -1,4 +1,4 @@
-"""What a client says at once, before anybody has taken its connection over, is not lost, whatever event loop it is."""
+"""Bytes that a client sends before its connection is taken over are not lost, on either event loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Nobody:
 
 @web.middleware
 async def everybody(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-    """A guard that lets in whoever comes."""
+    """Let every client in."""
     return await handler(request)
 
 
@@ -62,7 +62,7 @@ def test_a_request_that_comes_with_the_connection_is_answered(make: Callable[[],
 
 
 async def left_during(method: str, where: str, lost: asyncio.Event) -> list[str]:
-    """What becomes of a request whose client leaves while the guard, or the handler, waits for something.
+    """Return what becomes of a request whose client leaves while the guard, or the handler, waits for something.
 
     lost: set when the server has seen that.
     """
@@ -131,8 +131,8 @@ async def test_a_change_outlives_its_client_and_a_question_does_not(
 @pytest.mark.parametrize(
     "line", [b"authorization: Bearer hidden\x01", b"authorization : Bearer hidden", b"x: y\r\n" * 999]
 )
-async def test_what_is_no_http_is_its_senders_affair(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """Strangers can fill no log with it, and what they present does not stand there."""
+async def test_input_that_is_no_http_is_not_logged(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Strangers can fill no log with such input, and their credentials do not get into it."""
     server = HttpServer(admin_ports(Nobody()), [], everybody)
     port = await server.listen(0)
     reader, client = await asyncio.open_connection("127.0.0.1", port)
@@ -143,8 +143,8 @@ async def test_what_is_no_http_is_its_senders_affair(line: bytes, caplog: pytest
     assert caplog.text == ""
 
 
-async def test_who_only_connects_makes_room_for_who_asks() -> None:
-    """Else a stranger who says nothing, or half a request, would keep every tool out."""
+async def test_a_silent_connection_makes_room_for_a_request() -> None:
+    """Else a stranger that sends nothing, or half a request, would keep every tool out."""
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
     async def told(request: web.Request) -> web.Response:

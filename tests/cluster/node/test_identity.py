@@ -91,7 +91,7 @@ def test_to_forget_sets_the_data_aside_and_deletes_nothing(used: Path, tmp_path:
     assert identity.settle(used, url_of(other), None) != gone.cluster
 
 
-def test_what_is_made_can_be_read_by_its_owner_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_files_that_are_made(tmp_path: Path) -> None:
     mask = os.umask(0)
     try:
         root = prepare_folder(tmp_path / "new" / "data")

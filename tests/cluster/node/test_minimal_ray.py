@@ -1,4 +1,4 @@
-"""What is replaced inside Ray, and that a Ray which looks different there is left alone."""
+"""The parts of Ray that are replaced; a Ray that looks different is left alone."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_another_ray_starts_in_its_own_way_with_one_line(
 
 
 @pytest.mark.parametrize(("owner", "name"), [(nodes.Node, "start_api_server"), (services, "get_node")])
-def test_what_is_gone_is_not_replaced(
+def test_a_missing_part_of_ray_is_not_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, owner: Any, name: str
 ) -> None:
     monkeypatch.delattr(owner, name)

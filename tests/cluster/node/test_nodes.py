@@ -131,7 +131,7 @@ def victim(client: Client, topic: str) -> dict[str, Any]:
 
 
 def controllers_node(*, head: bool = False) -> dict[str, Any]:
-    """The node of the controller, which is started anew until Ray places it on the head, or on another one."""
+    """Return the controller's node. Restart the controller until Ray places it on the head, or on another node."""
     import ray
 
     found: list[dict[str, Any]] = []
@@ -179,7 +179,7 @@ def lost(data: Path, node: dict[str, Any], how: str) -> Iterator[list[psutil.Pro
 
 
 class Traffic:
-    """What a producer sends to a topic of three partitions, and two consumers of its subscription `s` get of it."""
+    """The messages of a producer to a topic of three partitions, which two consumers of subscription `s` get."""
 
     def __init__(self, client: Client, topic: str) -> None:
         self.client, self.topic = client, topic

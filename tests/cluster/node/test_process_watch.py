@@ -44,7 +44,7 @@ async def test_killed_process_has_ended_before_anybody_reaps_it(child: tuple[sub
 
 
 async def test_the_end_of_this_process_is_waited_for_by_nobody(child: tuple[subprocess.Popen[str], str]) -> None:
-    """Nobody waits for an end that would end the one who waits, too."""
+    """A process does not wait for an end that would end itself, too."""
     name = child[1]
     elsewhere = "machine/" + name.partition("/")[2]
     assert [ProcessWatch().sees(one) for one in (name, this_process(), elsewhere, "")] == [True, False, False, False]
@@ -73,7 +73,7 @@ async def test_process_of_another_machine_is_never_said_to_have_ended(name: str)
         task.cancel()
 
 
-async def test_who_gives_up_waiting_leaves_nothing_open() -> None:
+async def test_a_cancelled_wait_leaves_nothing_open() -> None:
     watch = ProcessWatch()
     before = len(os.listdir("/proc/self/fd"))
     waiting = [asyncio.ensure_future(watch.ended(this_process())) for _ in range(2)]
@@ -101,7 +101,7 @@ def test_a_forked_child_has_a_name_of_its_own() -> None:
     assert name.split("/")[:2] == [parent.split("/")[0], str(child)]
 
 
-async def test_who_gives_up_waiting_ends_nothing_for_the_others(child: tuple[subprocess.Popen[str], str]) -> None:
+async def test_a_cancelled_wait_does_not_end_the_others(child: tuple[subprocess.Popen[str], str]) -> None:
     process, name = child
     watch = ProcessWatch()
     waiting = [asyncio.ensure_future(watch.ended(name)) for _ in range(3)]

@@ -61,7 +61,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
 
 
 def test_raylets_take_leave_of_the_gcs_before_it_ends(session: Session) -> None:
-    """One that could not waited for ten seconds, and whoever ended a cluster waited with it."""
+    """A raylet that could not waited for ten seconds, and the end of the cluster waited with it."""
     gcs = session.start("gcs_server", GCS)
     session.start("raylet", RAYLET, str(gcs.pid))
     assert stop_session(str(session.folder)) >= 2
@@ -69,7 +69,7 @@ def test_raylets_take_leave_of_the_gcs_before_it_ends(session: Session) -> None:
     assert all(process.wait(60) is not None for process in session.running)
 
 
-def test_who_does_not_hear_is_killed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deaf_process_is_killed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "RAYLET_GRACE", 0.1)
     monkeypatch.setattr(sessions, "STOP_GRACE", 0.5)
     for name in ("raylet", "gcs_server"):

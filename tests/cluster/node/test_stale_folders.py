@@ -1,4 +1,4 @@
-"""What a killed process leaves in the temporary folder is cleared by the next start, and nothing else is."""
+"""The remains of killed processes in the temporary folder: the next start removes them, and nothing else."""
 
 from __future__ import annotations
 

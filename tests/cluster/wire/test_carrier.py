@@ -81,7 +81,7 @@ async def test_a_larger_frame_goes_behind_those_of_its_turn() -> None:
     peer.close()
 
 
-async def test_what_was_sent_before_the_close_arrives() -> None:
+async def test_frames_sent_before_the_close_arrive() -> None:
     carrier, peer = carrier_and_peer()
     for number in range(100):
         carrier.send([frame(number)])
@@ -90,7 +90,7 @@ async def test_what_was_sent_before_the_close_arrives() -> None:
     peer.close()
 
 
-async def test_what_the_other_side_does_not_take_waits_in_order() -> None:
+async def test_frames_that_the_peer_does_not_take_wait_in_order() -> None:
     carrier, peer = carrier_and_peer()
     sent, number = [], 0
     while carrier.waiting < 1 << 20:

@@ -1,4 +1,4 @@
-"""Who is called when the controller is to be called: candidates come and go, are silent, or know better."""
+"""The choice of the process to call as the controller: candidates come and go, are silent, or know better."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Candidates:
         self.called: list[str] = []
 
     async def ask(self, address: str, request: WhoLeads, timeout: int) -> Leading | Unknown:
-        """What a candidate says."""
+        """Return a candidate's answer."""
         name = address.partition("/")[0]
         if (leader := self.known.get(name)) is None:
             await asyncio.sleep(timeout / 1000)
@@ -43,7 +43,7 @@ class Candidates:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is waited for in a test for as long as in a cluster."""
+    """Shorten the waits, which are those of a cluster."""
     monkeypatch.setattr(module, "PATIENCE_S", 0.01)
     monkeypatch.setattr(module, "ASK_MS", 20)
     monkeypatch.setattr(module, "NAMES_S", 0.02)
@@ -78,14 +78,14 @@ async def test_one_that_has_left_office_says_who_is_in_it() -> None:
 
 
 async def test_one_that_is_away_is_not_waited_for() -> None:
-    """Who has never heard of the others asks which there are."""
+    """A caller that has never heard of the others asks which candidates there are."""
     candidates = Candidates(controller=None, controller_a=("controller-a", 2), controller_b=("controller-a", 2))
     assert await called(candidates, names=["controller", "controller-b"]) == Done()
     assert candidates.called == ["controller", "controller-a"]
 
 
-async def test_of_two_that_say_different_the_later_epoch_is_believed() -> None:
-    """One that was away still takes itself for the controller."""
+async def test_the_later_epoch_of_two_answers_is_believed() -> None:
+    """A candidate that was away still takes itself for the controller."""
     candidates = Candidates(controller=("controller", 1), controller_a=("controller-a", 2))
     search = ControllerSearch("controller", candidates.ask)
     assert await search.call(candidates.call, SOON_MS) == Done()
@@ -101,7 +101,7 @@ async def test_if_nobody_answers_that_is_said_in_time() -> None:
 
 
 async def test_known_ones_are_asked_again_while_nobody_names_others() -> None:
-    """What names the candidates may be on the machine that is away, and be silent for as long."""
+    """The service that names the candidates may be on the machine that is away, and be silent for as long."""
     candidates = Candidates(controller=None)
     asked = asyncio.Event()
 
@@ -117,8 +117,8 @@ async def test_known_ones_are_asked_again_while_nobody_names_others() -> None:
     search.close()
 
 
-async def test_who_became_a_candidate_lately_is_known_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a cluster that has just started, whose controller is lost before it is called again."""
+async def test_a_new_candidate_is_known_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster has just started, and loses its controller before that is called again."""
     monkeypatch.setattr(module, "AGAIN_FIRST_S", 0.01)
     candidates = Candidates(controller=("controller", 1))
     asked = asyncio.Event()
@@ -137,8 +137,8 @@ async def test_who_became_a_candidate_lately_is_known_soon(monkeypatch: pytest.M
     search.close()
 
 
-async def test_who_finds_nothing_after_another_was_asked_is_no_answer() -> None:
-    """The one before may have removed it, and its answer is lost: that is for the caller to say."""
+async def test_not_found_after_another_was_asked_is_no_answer() -> None:
+    """The candidate before may have removed the topic, and its answer is lost: the caller must judge that."""
     candidates = Candidates(controller=None, controller_a=("controller-a", 2))
 
     async def call(host: str, timeout: int) -> Done | Unknown:

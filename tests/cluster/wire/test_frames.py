@@ -27,7 +27,7 @@ def written(frame: WireFrame) -> bytes:
 
 
 def read(data: bytes, cuts: list[int], limit: int = frames.MAX_FRAME) -> list[WireFrame]:
-    """What a reader makes of bytes that arrive in pieces; each cut is the most that the next piece has."""
+    """Return the frames of bytes that arrive in pieces. cuts: the most bytes of each piece."""
     reader = FrameReader(limit)
     found: list[WireFrame] = []
     left = memoryview(data)
@@ -44,7 +44,7 @@ def read(data: bytes, cuts: list[int], limit: int = frames.MAX_FRAME) -> list[Wi
 
 
 def told(frame: WireFrame) -> tuple[int, int, bytes, bytes, list[bytes]]:
-    """What a frame says."""
+    """Return the content of a frame."""
     return frame.kind, frame.correlation, frame.route, frame.head, [bytes(part) for part in frame.parts]
 
 
@@ -61,7 +61,7 @@ any_frame = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(any_frame, min_size=1, max_size=5), st.lists(st.integers(1, 100_000), max_size=60))
-def test_what_is_written_is_read_however_it_arrives(sent: list[WireFrame], cuts: list[int]) -> None:
+def test_frames_are_read_however_their_bytes_arrive(sent: list[WireFrame], cuts: list[int]) -> None:
     got = read(b"".join(map(written, sent)), cuts)
     assert list(map(told, got)) == list(map(told, sent))
     for frame in got:

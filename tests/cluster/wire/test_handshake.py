@@ -114,7 +114,7 @@ def test_a_listener_without_the_key_is_not_believed() -> None:
     assert not caller.done
 
 
-def test_what_a_caller_says_cannot_be_sent_back_to_it() -> None:
+def test_frames_of_a_caller_cannot_be_sent_back_to_it() -> None:
     """A stranger that mirrors each frame, or the proof of the caller, proves nothing."""
     caller = Caller(KEY, "broker-1")
     hello = frame(caller.hello())
@@ -141,7 +141,7 @@ def test_a_proof_for_one_process_is_none_for_another() -> None:
     assert prove(KEY, b"caller", "ab", b"c", b"") != prove(KEY, b"caller", "a", b"bc", b"")
 
 
-def test_who_wants_another_process_is_told_that_it_is_not_here() -> None:
+def test_a_caller_of_another_process_learns_it_is_not_here() -> None:
     caller, greeter = Caller(KEY, "broker-1"), Greeter(KEY, "broker-2")
     with pytest.raises(HandshakeRefused) as refused:
         greeter.receive_frame(frame(caller.hello()))

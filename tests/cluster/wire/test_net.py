@@ -43,7 +43,7 @@ class Finder:
         return self.found
 
 
-async def test_who_ended_is_gone_although_ray_does_not_know_it(tmp_path: Path) -> None:
+async def test_an_ended_process_is_gone_though_ray_does_not_know(tmp_path: Path) -> None:
     """For a minute Ray may say of the processes of a lost node that they do not answer."""
     endpoint, listener = open_endpoint("host-a", Named(), str(tmp_path), "127.0.0.1", TOKEN)
     finder = Finder(endpoint)
@@ -128,7 +128,7 @@ async def test_a_request_that_never_begins_leaves_nothing_behind() -> None:
     assert [str(one.message) for one in told] == []
 
 
-async def test_nobody_asks_itself_while_ray_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_does_not_ask_itself_while_ray_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller's process did, again and again in each of its own requests: soon it did nothing else."""
     monkeypatch.setattr(module, "FIND_AGAIN_S", 0.001)
     ray, local = SilentRay(), Controller()
@@ -142,7 +142,7 @@ async def test_nobody_asks_itself_while_ray_is_silent(monkeypatch: pytest.Monkey
     net.close()
 
 
-async def test_who_is_asked_for_another_asks_nobody_but_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_asked_for_another_asks_only_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes that take each other for the controller's would ask in a circle."""
     monkeypatch.setattr(module, "FIND_AGAIN_S", 0.001)
     ray = SilentRay()

@@ -35,7 +35,7 @@ def share(data: bytes = ROWS) -> SharedPayload:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    """Every test lets go of what it shared: descriptors and mappings."""
+    """Check that the test has closed the descriptors and mappings that it shared."""
     gc.collect()
     before, mapped, counted = psutil.Process().num_fds(), mappings(), SharedPayload.open
     yield
@@ -65,7 +65,7 @@ def over(packed: Packed, *, passes: bool, settle: bool = True) -> Packed:
     return read(frame, settle=settle)
 
 
-def test_it_is_read_as_it_was_written() -> None:
+def test_a_payload_is_read_as_it_was_written() -> None:
     view = share().view()
     assert view == ROWS
     assert view.readonly
@@ -77,7 +77,7 @@ def test_a_view_outlives_everything_else() -> None:
     assert view == ROWS[10:20]
 
 
-def test_nobody_can_change_it() -> None:
+def test_a_shared_payload_cannot_be_changed() -> None:
     made = share()
     with pytest.raises(OSError, match="not permitted"):
         os.write(made.descriptor, b"x")
@@ -85,8 +85,8 @@ def test_nobody_can_change_it() -> None:
         os.ftruncate(made.descriptor, 10)
 
 
-def test_what_its_author_can_still_change_is_not_taken() -> None:
-    """It could be cut while somebody reads it, which ends the reader."""
+def test_a_payload_that_its_author_can_change_is_not_taken() -> None:
+    """The author could cut the payload while another process reads it, which ends the reader."""
     for descriptor in (os.memfd_create("x", os.MFD_ALLOW_SEALING), os.open(os.devnull, os.O_RDONLY)):
         with pytest.raises(MalformedFrame):
             SharedPayload.received(descriptor)
@@ -97,7 +97,7 @@ def test_what_its_author_can_still_change_is_not_taken() -> None:
 
 
 @pytest.mark.parametrize("settle", [True, False])
-def test_it_travels_as_a_descriptor(settle: bool) -> None:
+def test_a_payload_travels_as_a_descriptor(settle: bool) -> None:
     made = share()
     got = over(Packed(b"head", [b"column"], [made]), passes=True, settle=settle)
     (handle,) = got.handles
@@ -121,7 +121,7 @@ def test_one_that_is_read_here_is_passed_on_as_its_bytes() -> None:
     assert bytes(memoryview(pieces[0])[5:6]) == bytes([REQUEST | ATTACHED])
 
 
-def test_what_came_is_passed_on_without_a_copy() -> None:
+def test_a_payload_is_passed_on_without_a_copy() -> None:
     made = share()
     assert SharedPayload.behind(made.view()) is made
     assert SharedPayload.behind(made.view()[1:]) is None
@@ -131,7 +131,7 @@ def test_what_came_is_passed_on_without_a_copy() -> None:
     assert SharedPayload.behind(made.view()) is None
 
 
-def test_where_descriptors_run_short_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_shared_if_descriptors_run_short(monkeypatch: pytest.MonkeyPatch) -> None:
     first = share()
     monkeypatch.setattr(payloads, "_most_open", lambda: SharedPayload.open)
     assert SharedPayload.create(ROWS) is None
@@ -145,7 +145,7 @@ def test_parts_become_one() -> None:
     assert made.view() == ROWS
 
 
-def test_what_came_is_not_passed_on_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_payload_is_not_passed_on_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     made = share()
     view = made.view()
     monkeypatch.setattr(payloads, "_most_open", lambda: 0)
@@ -174,7 +174,7 @@ time.sleep(600)
 """
 
 
-def test_it_outlives_a_sharer_that_is_killed() -> None:
+def test_a_payload_outlives_a_sharer_that_is_killed() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     root = str(Path(payloads.__file__).parents[2])
     with ours, theirs:

@@ -157,7 +157,7 @@ async def test_a_caller_that_gives_up_ends_nobodys_work(machine: Machine) -> Non
     assert await machine.ask() == ASK
 
 
-async def test_who_waits_for_an_ending_process_learns_that_it_is_gone(machine: Machine) -> None:
+async def test_a_waiting_caller_learns_that_the_process_has_ended(machine: Machine) -> None:
     """At once, from the machine itself: nobody listens there any more."""
     machine.listen("a")
     machine.echo.go.clear()
@@ -171,7 +171,7 @@ async def test_who_waits_for_an_ending_process_learns_that_it_is_gone(machine: M
 
 @pytest.mark.parametrize("here", [True, False])
 async def test_a_lost_connection_says_nothing_about_the_process(machine: Machine, here: bool) -> None:
-    """It still listens, so it has not ended: what was asked may have happened or may yet."""
+    """The process still listens, so it has not ended: what was asked may have happened or may yet."""
     machine.listen("a", here=here)
     machine.echo.go.clear()
     waiting = asyncio.create_task(machine.ask(timeout_s=60))
@@ -227,7 +227,7 @@ async def test_a_place_that_is_silent_is_not_the_last_word(machine: Machine, mon
         await answered(machine)
 
 
-async def test_nobody_hammers_a_process_that_is_not_there(machine: Machine) -> None:
+async def test_a_process_that_is_not_there_is_not_hammered(machine: Machine) -> None:
     async with asyncio.timeout(10):
         while machine.found < 3:
             answer = await machine.ask()
@@ -243,14 +243,14 @@ async def test_nobody_hammers_a_process_that_is_not_there(machine: Machine) -> N
 
 
 async def test_the_loopback_of_another_machine_is_not_looked_for_here(machine: Machine) -> None:
-    """Nobody answers there, or somebody else does; neither says that the process has ended."""
+    """At that address nobody listens here, or another process does. Neither says that the process has ended."""
     end = machine.listen("a", here=False)
     machine.endpoints["a"] = msgspec.structs.replace(end, network="another")
     with pytest.raises(Invalid, match="its own machine only; for a cluster of several machines set bind_address"):
         await machine.ask()
 
 
-async def test_who_has_another_token_is_told_so_in_one_line(machine: Machine) -> None:
+async def test_a_caller_with_another_token_is_refused_in_one_line(machine: Machine) -> None:
     machine.listen("a", key=b"another")
     with pytest.raises(Invalid, match="the caller does not have this cluster's token"):
         await machine.ask()
@@ -312,7 +312,7 @@ def test_a_long_folder_is_not_used(tmp_path: Path) -> None:
     assert not os.path.exists(os.path.dirname(sockets.path))
 
 
-async def test_what_is_changed_after_it_was_sent_arrives_as_it_was(machine: Machine) -> None:
+async def test_columns_changed_after_the_send_arrive_unchanged(machine: Machine) -> None:
     """Also the part that the other side had no room for yet."""
     machine.listen("a")
     columns = np.zeros(4 << 20, np.uint8)
@@ -383,7 +383,7 @@ async def beside(machine: Machine, packed: Packed) -> tuple[Answer | Exception, 
 async def test_too_large_a_request_is_refused_where_it_is_made(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, here: bool
 ) -> None:
-    """Its sender alone hears of it; the connection stays, and with it what others ask."""
+    """The sender alone gets an error; the connection stays, and with it the requests of others."""
     machine.listen("a", here=here)
     monkeypatch.setattr(frames, "MAX_FRAME", 1 << 20)
     first, other = await beside(machine, Packed(b"x", [bytes(1 << 20)], []))

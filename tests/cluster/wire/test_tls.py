@@ -37,7 +37,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the certificates of these tests lie."""
+    """Return the folder for the certificates of these tests."""
     return tmp_path_factory.mktemp("certificates")
 
 
@@ -49,13 +49,13 @@ def authority(folder: Path) -> Authority:
 
 @pytest.fixture(scope="module")
 def files(authority: Authority) -> TlsFiles:
-    """What every process of the cluster has."""
+    """Return the files that every process of the cluster has."""
     return TlsFiles(authority.trust, *authority.issue("node"))
 
 
 @pytest.fixture(scope="module")
 def strange(folder: Path) -> TlsFiles:
-    """What a process of another cluster has."""
+    """Return the files of a process of another cluster."""
     other = Authority(folder, "stranger")
     return TlsFiles(other.trust, *other.issue("strangers-node"))
 
@@ -144,7 +144,7 @@ async def test_many_calls_share_a_connection(machines: Machines, files: TlsFiles
     assert [len(one.attachments[0]) for one in answers if isinstance(one, Packed)] == sizes
 
 
-async def test_who_was_told_no_files_takes_those_of_the_process(machines: Machines, files: TlsFiles) -> None:
+async def test_a_caller_without_files_takes_those_of_the_process(machines: Machines, files: TlsFiles) -> None:
     """As a client on a machine of the cluster does: there they lie at the same paths."""
     assert await machines.ask(machines.listen(files), None) == ASK
 
@@ -208,7 +208,7 @@ async def test_a_certificate_alone_is_not_enough(machines: Machines, files: TlsF
     assert machines.echo.asked == 0
 
 
-async def test_who_stands_in_the_middle_cannot_pass_proofs_on(machines: Machines, files: TlsFiles) -> None:
+async def test_a_relay_in_the_middle_cannot_pass_proofs_on(machines: Machines, files: TlsFiles) -> None:
     """Not even with a certificate of the cluster: the proof of the token covers the connection."""
     end = machines.listen(files)
     calling, listening = checked(files)
@@ -245,7 +245,7 @@ async def test_first_bytes_of_any_sort_hurt_nobody(machines: Machines, files: Tl
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_wrong_with_files_is_said_in_one_line(
+def test_a_defect_of_the_files_is_named_in_one_line(
     authority: Authority, files: TlsFiles, strange: TlsFiles, tmp_path: Path
 ) -> None:
     second = authority.issue("second")

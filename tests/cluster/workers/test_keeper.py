@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from sluice.cluster.workers.keeper import PoolKeeper, PoolStatus
 from sluice.cluster.workers.options import wanted_options
 from sluice.cluster.workers.places import PlacedWorker, Superseded, WorkerGone
 from sluice.cluster.workers.scaling import WorkerLoad
+from sluice.storage.errors import NotFound
 from tests.cluster.helpers import eventually
 
 RUNNING: dict[str, Any] = {
@@ -257,6 +258,21 @@ def test_a_successor_that_cannot_begin_leaves_the_old_one(wrong: Exception, kept
     places.cannot_begin = None
     eventually(lambda: len(places.begun) == 1, lambda: str(keeper.status()))
     assert keeper.status().workers == {"pool-0": "rolling"}
+
+
+def test_why_a_worker_cannot_start_is_told_once(
+    kept: Start, places: FakePlaces, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = count()
+
+    def start_worker(name: str) -> PlacedWorker:
+        next(tries)
+        raise NotFound("there is no topic 'orderz'")
+
+    places.start_worker = start_worker  # type: ignore[method-assign]
+    kept()
+    eventually(lambda: next(tries) > 4, lambda: "it is not tried again")
+    assert caplog.messages == ["pool-0 cannot start: there is no topic 'orderz'"]
 
 
 def test_a_successor_that_gives_up_stops_the_pool(kept: Start, places: FakePlaces) -> None:

@@ -1,7 +1,7 @@
 """A small broker for scenarios: controller, one bookie, topic, dispatcher, and consumers that do as they are told.
 
-While it runs it watches what every scenario has in common: a key whose messages are not done is at one consumer, and
-the first deliveries of a key rise.
+While it runs it checks two promises of every scenario: a key with open messages is at one consumer, and the first
+deliveries of a key rise.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KEYS = [str(key) for key in range(300)]
 
 @dataclass(eq=False)
 class Message:
-    """One delivered message. number: how many of its key were published before it."""
+    """A delivered message. number: how many of its key were published before it."""
 
     key: str
     number: int
@@ -66,7 +66,7 @@ class Message:
 
 
 class Client:
-    """One consumer on all partitions. acking: acknowledges at once. taking: empties its queue, so permits come back."""
+    """A consumer on all partitions. acking: acknowledges at once. taking: empties its queue, so permits come back."""
 
     subscription, read_compacted = SUBSCRIPTION, False
 
@@ -81,7 +81,7 @@ class Client:
         self.parts: list[PartitionConsumer] = []
 
     async def open(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Attach to every partition; raises what the dispatcher refuses with."""
+        """Attach to every partition. Raises the dispatcher's refusal."""
         for partition in range(self.broker.partitions):
             part = PartitionConsumer(
                 self.ports,
@@ -103,17 +103,17 @@ class Client:
             await part.open()
 
     def came(self) -> list[str]:
-        """Keys of what came, in order."""
+        """Return the keys of the messages that came, in order."""
         return [message.key for message in self.got]
 
     def held(self) -> list[Message]:
-        """What came, is not done, and may be its own still."""
+        """Return the messages that came, are not done, and may still belong to this client."""
         if self.gone or any(part.lease_over() for part in self.parts):
             return []
         return [message for message in self.got if not message.done and not message.part.revoked]
 
     def ack(self, *messages: Message, through: Client | None = None) -> None:
-        """Acknowledge, at times through another consumer; without messages everything."""
+        """Acknowledge messages, or all without an argument, at times through another consumer."""
         for message in messages or self.held():
             message.done = True
             message.part.open[message.row] = True
@@ -134,7 +134,7 @@ class Client:
             await part.redeliver_all()
 
     async def close(self) -> None:
-        """Leave politely."""
+        """Detach and close."""
         self.gone = True
         for part in self.parts:
             await part.close()
@@ -160,7 +160,10 @@ class Client:
 
 
 class Broker:
-    """See the module. calls: how often each kind of request was made; reads: when index columns were asked for."""
+    """The broker of the module's docstring.
+
+    calls: how often each kind of request was made. reads: when index columns were asked for.
+    """
 
     def __init__(
         self,
@@ -184,7 +187,7 @@ class Broker:
         world.witness = self._witness
 
     async def open(self) -> None:
-        """Start everything; the subscription is there before the first message."""
+        """Start everything. The subscription exists before the first message."""
         kinds = self.world.kinds
         kinds["bookie"] = (lambda ports, s: Bookie(ports, bookie_id=s["bookie"], settings=BOOKIE), _disk, _disk)
         kinds["topic"] = (self._topic, lambda settings: "broker", lambda settings: None)
@@ -203,7 +206,7 @@ class Broker:
             self._producers.append(producer)
 
     async def ask(self, request: Request[R], partition: int = 0, subscription: str = SUBSCRIPTION) -> R:
-        """What the dispatcher answers, or the one that came after it."""
+        """Return the answer of the dispatcher, or of its successor."""
         for _ in range(5):
             address = await self.address(partition, subscription)
             reply = await self.ports.net.call(address, request, 5_000)
@@ -213,22 +216,22 @@ class Broker:
         raise AssertionError(f"no dispatcher of {subscription} answers")
 
     def settings_of(self, subscription: str) -> SubscriptionSettings:
-        """How a subscription is set up."""
+        """Return the settings of a subscription."""
         return self.settings
 
     async def address(self, partition: int = 0, subscription: str = SUBSCRIPTION) -> Address:
-        """Where the dispatcher is; of another subscription, whatever settings those who made it asked for."""
+        """Return the dispatcher's address. Another subscription's is found whatever settings its creator asked for."""
         find = self.directory.dispatcher if subscription == SUBSCRIPTION else self.directory.dispatcher_again
         return await find(TOPIC, partition, subscription, self.settings_of(subscription))
 
     async def publish(self, *keys: str | None, ordering: Sequence[str] = (), delay: int | Sequence[int] = 0) -> None:
-        """One message a key, confirmed when it returns. delay: ms, of all or of each."""
+        """Publish one message a key, and wait for the confirmations. delay: ms, of all or of each."""
         assert not await self.offer(*keys, ordering=ordering, delay=delay)
 
     async def offer(
         self, *keys: str | None, ordering: Sequence[str] = (), delay: int | Sequence[int] = 0
     ) -> list[SluiceError]:
-        """Publish, and return what it was refused with."""
+        """Publish, and return the refusals."""
         columns: dict[str, Any] = {"key": pa.array(keys, pa.string()), "payload": []}
         for key in keys:
             columns["payload"].append(str(self._numbers[str(key)]))
@@ -265,7 +268,7 @@ class Broker:
         called: str = "",
         read_compacted: bool = False,
     ) -> Client:
-        """A consumer attaches; `called` is its name for the broker, if that is another one."""
+        """Attach a consumer. called: its name for the broker, if that is another one."""
         client = Client(self, name, called or name, queue, acking=acking, taking=taking)
         client.read_compacted = read_compacted
         await client.open(ranges)
@@ -273,7 +276,7 @@ class Broker:
         return client
 
     def watch(self, client: Client, came: list[Message]) -> None:
-        """Promises 2 and 3, as the consumers see them."""
+        """Check promises 2 and 3, as the consumers see them."""
         others = [other for other in self.clients.values() if other is not client]
         elsewhere = {held.key: other.name for other in others for held in other.held()}
         for message in came:
@@ -284,11 +287,11 @@ class Broker:
                 self._seen[message.position] = None
 
     def seen(self) -> int:
-        """How many different messages came to anybody."""
+        """Return how many different messages came to any consumer."""
         return len(self._seen)
 
     async def until(self, done: Callable[[], bool], milliseconds: int = 10_000) -> None:
-        """Wait for something, within virtual time."""
+        """Wait for a condition, at most `milliseconds` of virtual time."""
         assert await self.world.loop.until(done, milliseconds), f"did not happen in {milliseconds} ms"
 
     async def quiet(self, milliseconds: int) -> None:
@@ -296,21 +299,21 @@ class Broker:
         await self.world.loop.pause(milliseconds)
 
     async def stats(self, partition: int = 0, subscription: str = SUBSCRIPTION) -> dict[str, Any]:
-        """Statistics of the subscription on one partition."""
+        """Return the statistics of the subscription on one partition."""
         reply = await self.ask(Stats(), partition, subscription)
         found: dict[str, Any] = json.loads(reply.json)
         return found
 
     async def consumer_stats(self) -> dict[str, dict[str, Any]]:
-        """Statistics of the consumers by name."""
+        """Return the statistics of the consumers by name."""
         return {row["consumerName"]: row for row in (await self.stats())["consumers"]}
 
     async def admin(self, verb: str, **arguments: Any) -> Any:
-        """An administrative verb."""
+        """Run an administrative verb, and return its answer."""
         return shown(await self.ask(request_of(verb, arguments)))
 
     async def configure(self, **changed: Any) -> None:
-        """Other settings."""
+        """Change settings of the subscription."""
         self.settings = msgspec.structs.replace(self.settings, **changed)
         await self.ask(Configure(settings=self.settings))
 
@@ -341,7 +344,7 @@ def play(
     close_idle_after_ms: int = 0,
     **settings: Any,
 ) -> None:
-    """Run a scenario; at the end the sentinels of all partitions have seen something, and nothing wrong.
+    """Run a scenario. At its end, the sentinels of all partitions have seen something, and nothing wrong.
 
     shared_from: see Ports. topic: settings of the topic. close_idle_after_ms: see IdleOwners.
     """

@@ -1,4 +1,4 @@
-"""Who owned a key, asked after the dispatcher was replaced."""
+"""The owner of a key at a past time, asked for after the dispatcher was replaced."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class _Course(Course):
         return True
 
     async def start(self) -> None:
-        """Start it, as its controller does: a damaged index is found at one start and built anew at the next."""
+        """Start the bookie, as its controller does: a damaged index fails one start, and the next one rebuilds it."""
         try:
             await self.world.restart("bookie-1")
         except Unavailable:
@@ -195,7 +195,7 @@ class _Course(Course):
 
     @property
     def address(self) -> str:
-        """Where the bookie is now."""
+        """The present address of the bookie."""
         return self.world.process("bookie-1").address
 
 

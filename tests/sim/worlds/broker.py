@@ -247,7 +247,7 @@ class Course:
     # -- trouble --
 
     async def _leave_it(self, name: str) -> None:
-        """What crashed stays down: the controller starts what is missing."""
+        """Leave a crashed process down: the controller starts what is missing."""
 
     def _produce(self, number: int) -> SimProducer:
         """One more producer."""

@@ -123,7 +123,7 @@ class CancelsCourse(Course):
         await self._ask_each(ports, directory, partition, verb, time, targets)
 
     async def _ask_about_the_rest(self, ports: Ports, directory: Directory) -> None:
-        """Of what a filter cancelled only numbers were told: ask which it was."""
+        """Ask which messages a filter cancelled, because only their number was reported."""
         for partition in range(self.size.traffic.partitions):
             swept = [s for s in self.past.sends if s[1] == partition and s[9] > 0 and s[2] in self._swept]
             open_ones = [send for send in swept if self.past.is_open(send[2], send[3])]
@@ -200,7 +200,7 @@ class CancelsCourse(Course):
         await super()._rest()
 
     def _judge(self) -> None:
-        """What was said to be cancelled came to nobody after that, and nothing rescheduled came before its time."""
+        """Check that no cancelled message came after the answer, and no rescheduled one before its time."""
         received: dict[Message, list[int]] = {}
         for row in self.past.receives:
             received.setdefault((row[4], row[5]), []).append(row[9])

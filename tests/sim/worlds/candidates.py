@@ -1,7 +1,7 @@
 """Candidates for the controller on two or three machines, which lose each other and the store.
 
 The candidates are the real ones. Machines are cut from each other, from the store, in one direction or both; processes
-freeze, crash and come back, the first one by itself and the others when somebody in office makes them anew.
+freeze, crash and come back, the first one by itself and the others when the candidate in office starts them again.
 
 At every moment: no two candidates are in office under one epoch, and one that has left office, or has ended, starts
 nothing more. In the end one is in office and acts, the record is its own, and all others know it.
@@ -48,9 +48,9 @@ class _Begun(ControllerCandidate):
 
 
 class Offices:
-    """The processes that have a candidate. hosts: their names, of which the first takes office by itself.
+    """The processes that have a candidate. hosts: their names; the first takes office by itself.
 
-    machines: where one is that is not alone on a machine.
+    machines: the machine of each candidate that shares one.
     """
 
     def __init__(self, world: World, hosts: Sequence[str], machines: Mapping[str, str] | None = None) -> None:
@@ -98,11 +98,11 @@ class Offices:
                         self.world.record(host, "does not start", error=str(error))
 
     def in_office(self) -> list[str]:
-        """Those that live and lead."""
+        """Return the hosts of the candidates that live and lead."""
         return [host for host, candidate in self.candidates() if candidate.leads]
 
     def candidates(self) -> list[tuple[str, ControllerCandidate]]:
-        """Those that live."""
+        """Return the candidates that live, with their hosts."""
         found = [(host, self.world.process(host).actor) for host in self.hosts if self.world.is_up(host)]
         return [(host, actor) for host, actor in found if isinstance(actor, ControllerCandidate)]
 
@@ -146,7 +146,7 @@ class CandidatesWorld:
         return counters
 
     def _complaint(self, world: World, offices: Offices) -> str:
-        """What is not yet as it must be in the end; empty if all is well."""
+        """Return what is not yet as it must be in the end; empty if all is well."""
         leading = offices.in_office()
         if len(leading) != 1:
             return f"{leading} are in office"

@@ -19,6 +19,7 @@ from sluice.actors.producer import batches, producer
 from sluice.actors.pulsar.codec import chunked
 from sluice.cluster.base.loop import CallersLoop
 from sluice.cluster.client import chunk_joiner, producer_core
+from sluice.cluster.client import options as consumer_settings
 from sluice.cluster.client.async_client import AsyncClient
 from sluice.cluster.client.async_consumer import AsyncConsumer
 from sluice.cluster.client.message import Message
@@ -40,7 +41,8 @@ AGAIN_MS = 500
 class Habits:
     """The programs of a run, drawn from the seed.
 
-    most: incomplete messages at a consumer. negative: share of the messages that is given back.
+    most: incomplete messages at a consumer. negative: share of the messages that is given back. chunks_ms: so long the
+    chunks of a message may take.
     """
 
     partitions: int
@@ -49,9 +51,10 @@ class Habits:
     queue: int
     negative: float
     lease_ms: int
+    chunks_ms: int
 
     @classmethod
-    def draw(cls, rng: random.Random) -> Habits:
+    def draw(cls, rng: random.Random, seed: int) -> Habits:
         """Some habits."""
         return cls(
             rng.choice((1, 2)),
@@ -60,6 +63,7 @@ class Habits:
             rng.choice((1, 3, 100)),
             rng.choice((0.0, 0.1)),
             rng.choice((3_000, 10_000)),
+            random.Random(f"patience/{seed}").choice((2_000, 10_000, 60_000)),
         )
 
     @property
@@ -96,6 +100,10 @@ class Gallery:
     def missing(self) -> list[tuple[str, str, int]]:
         """Confirmed messages that never came."""
         return sorted(name for name in self.confirmed if name[2] not in self.received[name[:2]])
+
+
+def _chance(world: World) -> random.Random:
+    return random.Random(f"chunks/{world.seed}")
 
 
 class Program:
@@ -167,6 +175,7 @@ class Taker(Program):
                 consumer_name=self.name,
                 receiver_queue_size=habits.queue,
                 max_pending_chunked_message=habits.most,
+                expire_time_of_incomplete_chunked_message_ms=habits.chunks_ms,
             )
         )
         while not self.gone:
@@ -210,8 +219,8 @@ class ChunksCourse(Course):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._rng = random.Random(f"chunks/{self.world.seed}")
-        self.habits = Habits.draw(self._rng)
+        self._rng = _chance(self.world)
+        self.habits = Habits.draw(self._rng, self.world.seed)
         self.gallery = Gallery()
         self.world.record("gallery", str(self.habits))
         self._senders: list[Sender] = []
@@ -310,12 +319,15 @@ class ChunksWorld(BrokerWorld):
     def __call__(self, world: World, faults: list[Fault], options: dict[str, str]) -> dict[str, int]:
         """Play a run."""
         singly = random.Random(f"runs/{world.seed}").random() < 0.5
+        chunks_ms = Habits.draw(_chance(world), world.seed).chunks_ms
         with (
             patch.object(chunked, "CHUNK_BYTES", CHUNK_BYTES),
             patch.object(producer_core, "MAX_MESSAGE_BYTES", CHUNK_BYTES),
             patch.object(batches, "BODY_BYTES", 1 if singly else batches.BODY_BYTES),
             patch.object(producer, "RUN_BYTES", 1 if singly else batches.RUN_BYTES),
             patch.object(chunk_joiner, "AGAIN_MS", AGAIN_MS),
+            patch.object(producer_core, "CHUNKS_MS", chunks_ms),
+            patch.object(consumer_settings, "CHUNKS_MS", chunks_ms),
         ):
             return super().__call__(world, faults, options)
 

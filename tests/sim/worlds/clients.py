@@ -38,7 +38,7 @@ KEYS = 5
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the clients of a world do; drawn from the seed."""
+    """The traffic of a world's clients, drawn from the seed."""
 
     topic: str
     partitions: int
@@ -198,7 +198,7 @@ class SimConsumer:
         self.ports.spawn(self._confirm(), "confirm")
 
     def _part(self, partition: int) -> PartitionConsumer:
-        """What consumes a partition. Names repeat; consumers are told apart by incarnation alone."""
+        """Make the consumer of a partition. Names repeat; only the incarnation tells consumers apart."""
         return PartitionConsumer(
             self.ports,
             self._directory,
@@ -220,7 +220,7 @@ class SimConsumer:
         )
 
     async def _open(self, partition: int) -> None:
-        """Open a partition; whoever gave that up begins anew, as somebody else."""
+        """Open a partition. A consumer that gives up tries again, with another incarnation."""
         while not self.gone:
             try:
                 await self._patience.wait(until_open(self.parts[partition], self.ports), calm=self.calm)
@@ -248,7 +248,7 @@ class SimConsumer:
 
     @property
     def _notes_late(self) -> bool:
-        """What may be taken back before it is seen is written down only then."""
+        """Whether a receipt is recorded only when it is seen: with this order a message may be taken back before."""
         return self.traffic.settings.nack_order == "key"
 
     def _note(self, part: Received) -> None:
@@ -350,7 +350,7 @@ class SimConsumer:
                 back[-1] = moment
 
     async def _until_said(self, consumer: PartitionConsumer) -> None:
-        """Who gives back with `nack_order=key` and does not wait is promised no order; so nothing is looked at now."""
+        """Wait, with `nack_order=key`, for confirmed hand-backs: only a consumer that waits is promised an order."""
         while self._notes_late and (consumer._hand_backs.lowest() is not None or consumer._revocations._awaited):
             await self.ports.clock.sleep(5)
 

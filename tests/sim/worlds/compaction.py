@@ -51,7 +51,7 @@ class CompactionWorld(HistoryWorld):
 
 @dataclass
 class _Follower:
-    """What somebody knows who reads the compacted log."""
+    """A reader of the compacted log, and what it knows."""
 
     at: int = 0
     table: int = -1
@@ -60,7 +60,7 @@ class _Follower:
     seen: dict[int, Message] = field(default_factory=dict)
 
     def take(self, place: int, message: Message) -> None:
-        """One more message."""
+        """Take one more message, which must be new."""
         fresh = place >= self.at and place not in self.seen
         assert fresh, f"C3: {show(place)} comes after {show(self.at)}"
         self.seen[place] = message
@@ -116,7 +116,7 @@ class _Course(HistoryCourse):
                 ports.log("nobody compacts", error=str(error))
 
     async def _asked(self, ports: Ports, directory: Directory, request: Compact) -> int:
-        """Where the horizon is; -2 without an answer. Counts the compactions."""
+        """Ask for the horizon, and count the compactions; -2 without an answer."""
         address = await directory.topic(TOPIC, 0)
         reply = await ports.net.call(address, request, 3_000)
         if isinstance(reply, Unknown):

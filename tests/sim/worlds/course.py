@@ -1,4 +1,4 @@
-"""What every world that plays one course of events has: the world, its troubles, chance of its own, and counters."""
+"""The base of worlds that play one course of events: the world, its troubles, chance of its own, and counters."""
 
 from __future__ import annotations
 

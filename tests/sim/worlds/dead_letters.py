@@ -87,7 +87,7 @@ class DeadLettersCourse(Course):
         assert event.kind != "failed", "L5: the reader of the dead letters failed"
 
     def _judge(self) -> None:
-        """What is buried was given back too often, and is owed to no consumer any more."""
+        """Check that each dead letter was given back too often, and owe it to no consumer any more."""
         most = self.size.traffic.settings.max_redeliver_count
         last = {(row[4], row[5]) for row in self.past.receives if row[6] >= most}
         sent = {(send[2], send[3]): send for send in self.past.sends}

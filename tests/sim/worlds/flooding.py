@@ -68,7 +68,7 @@ def _greeted(end: End) -> bool:
 
 
 def _check(end: End) -> None:
-    """What the gateway holds for it is bounded."""
+    """Check that the gateway holds a bounded amount for a client."""
     connection = end.reader
     if isinstance(connection, ClientConnection) and not connection.closed:
         requests, waiting = connection.intake._requests, connection._waiting()

@@ -2,12 +2,12 @@
 
 Gateways are the real ones, with everything between the bytes of a connection and the actors; clients are models of
 Pulsar's (tests.sim.worlds.wire), and some are Sluice's own. The controller keeps a gateway on each machine; beside it
-others may wait for the machine's port. Gateways crash and freeze like everything else, connections end in the midst of
+others may wait for the machine's port. Gateways crash and freeze like everything else, connections end in the middle of
 frames, and clients come back to any machine and send again what has no receipt. The judge is that of a flood: order and
 single holders of keys, nothing lost, nothing early, nothing again without a reason, nothing after a confirmed
 acknowledgement; and with deduplication nothing is stored twice. Receipts come in the order of the sends, and nobody is
-sent more than was asked for.
-In some runs gateways ask for roles, and the rights of some clients come and go (tests.sim.worlds.guests).
+sent more than was asked for. In some runs gateways ask for roles, and the rights of some clients come and go
+(tests.sim.worlds.guests).
 
 In some runs the topic is given more partitions while all that goes on, and in some it is terminated: then nothing is
 confirmed behind the end that the operator was told, and in the end every client knows it. In some a client floods the
@@ -102,7 +102,7 @@ class RelayWorld(GatewayWorld):
 
 @dataclass(frozen=True)
 class Changes:
-    """What becomes of the topic, by Pulsar's tools. grows: to how many partitions, 0: it stays. ends: it is terminated.
+    """The changes that Pulsar's tools make to a topic. grows: its new number of partitions, 0: none. ends: it ends.
 
     A topic that grows has a subscription from the latest message on: what comes on a partition before the subscription
     is on it would be lost.
@@ -115,15 +115,15 @@ class Changes:
 
     @classmethod
     def draw(cls, rng: random.Random, partitions: int) -> Changes:
-        """Mostly none."""
+        """Draw the changes; mostly none."""
         grows = partitions + rng.randint(1, 2) if partitions > 1 and rng.random() < 0.5 else 0
         return cls(grows, rng.random() < 0.25, rng.random())
 
 
 @dataclass(frozen=True)
 class DoorsOf:
-    """How the machines' ports are. spare: gateways that wait beside those that the controller starts, of which it knows
-    nothing. taken_ms: for so long another program has the port of the first machine; 0: none has.
+    """The ports of the machines. spare: gateways that wait beside those that the controller starts, and that it does
+    not know. taken_ms: how long another program has the port of the first machine; 0: none has it.
     """
 
     port: int
@@ -134,7 +134,7 @@ class DoorsOf:
 
     @classmethod
     def draw(cls, rng: random.Random) -> DoorsOf:
-        """Some doors; a free port, or one that is given."""
+        """Draw the ports: any free one, or one that is given."""
         taken_ms = rng.choice((0, 0, 0, rng.randrange(1, 5_000)))
         return cls(rng.choice((0, FIXED)), rng.choice((0, 0, 1, 2)), taken_ms, rng.choice((0.0, 0.0, 0.4)))
 
@@ -165,7 +165,7 @@ class SimGateway(GatewayActor):
         self.gateway.url = f"{scheme}://{self.ports.me}:{port}"
 
     async def accept(self, end: End, stamps: list[Stamp]) -> None:
-        """Somebody has connected. stamps: what the judge wants to know of each MESSAGE frame."""
+        """Accept a connection. stamps: what the judge wants to know of each MESSAGE frame."""
         conversation = StampedConnection(self.gateway, end, stamps)
         end.choke = conversation.choke
         await end.attach(conversation)
@@ -291,7 +291,7 @@ class GatewayCourse(Course):
             self._add("asked by who reads nothing", flooder.asked)
 
     async def _change(self) -> None:
-        """What an operator does while everything else goes on; asked again until it is answered."""
+        """Change the topic as an operator does, while everything else goes on; ask again until it is answered."""
         ports = self.world.client("operator")
         directory = Directory(ports, CONTROLLER)
         await ports.clock.sleep(int(self.changes.share * self.size.trouble_ms))
@@ -359,7 +359,7 @@ class GatewayCourse(Course):
         return consumer
 
     def _hear(self, process: Process, event: str, fields: dict[str, object]) -> None:
-        """What gateways know of sessions that end, and what must never be said of them."""
+        """Record the sessions that gateways report as ended, and fail on events that they must never report."""
         if not process.name.startswith("gateway-"):
             return
         assert event not in ("defect", "protocol"), f"{process.name}: {event} {fields}"

@@ -62,7 +62,7 @@ class GraceCourse(RedeliveriesCourse):
 
 @dataclass(eq=False)
 class Post:
-    """What one consumer does after the other: one of them at a time, or two while it is handed over."""
+    """A post that one consumer at a time holds, or two while it is handed over."""
 
     number: int
     name: str
@@ -121,7 +121,7 @@ class SteadyCourse(GraceCourse):
             await self.world.loop.pause(100)
 
     def _fill(self, post: Post) -> None:
-        """Who is gone comes back."""
+        """Start the consumer of a post again if it is gone."""
         if not self.world.is_up(post.now.name):
             post.now = self._start(post.number, post.name)
             self._add("restarts", 1)

@@ -65,7 +65,7 @@ class Guests:
             await self._world.loop.pause(self._rng.randrange(100, 2_000))
 
     def end(self) -> None:
-        """There is no more trouble."""
+        """End the trouble."""
         self._resting = True
 
     async def _said(self, *, granted: bool) -> None:

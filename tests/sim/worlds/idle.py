@@ -49,7 +49,7 @@ def _size(rng: random.Random, options: dict[str, str]) -> Size:
 
 
 class Blows:
-    """What is done to this world, one blow after the other."""
+    """The blows that this world takes, each over before the next."""
 
     def __init__(self, course: Course, rng: random.Random) -> None:
         self._course, self._world, self._rng = course, course.world, rng
@@ -62,7 +62,7 @@ class Blows:
             await self._rng.choice(blows)()
 
     async def _freeze_consumers(self) -> None:
-        """With an owner that changes meanwhile, or not; some for longer than their lease."""
+        """Freeze one or two, with an owner that changes meanwhile, or not; some for longer than their lease."""
         names = self._world.alive("consumer-")
         await self._freeze(self._rng.sample(names, min(len(names), self._rng.randint(1, 2))))
 

@@ -106,13 +106,13 @@ class LedgerWorld:
 
     @staticmethod
     def course(world: World, faults: list[Fault]) -> Course:
-        """What is played."""
+        """Return the course that this world plays."""
         return Course(world, faults)
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a producer was told: its batch stands from `first` on (-1: it stands, the place is forgotten)."""
+    """An answer to a producer: its batch stands from `first` on (-1: it stands, the place is forgotten)."""
 
     producer: int
     first_sequence: int
@@ -263,7 +263,7 @@ class Course:
         )
 
     def names_of(self, rows: pa.RecordBatch) -> list[bytes]:
-        """Of each message, whose it is and which."""
+        """Return the name of each message: its producer and its number."""
         return [bytes(value) for value in rows.column("payload").to_pylist()]
 
     def who_sent(self, names: list[bytes]) -> list[tuple[int, int]]:
@@ -271,7 +271,7 @@ class Course:
         return [(int(producer), int(number)) for producer, number, *_ in (name.split() for name in names)]
 
     async def _follow(self, ports: Ports) -> None:
-        """Read the log as it grows, whoever owns it."""
+        """Read the log as it grows, from each owner in turn."""
         directory = Directory(ports, self.registry.ports.me)
         start = EARLIEST
         while True:

@@ -1,4 +1,4 @@
-"""What operators ask of dispatchers in a world, until they are answered."""
+"""The requests of operators to dispatchers in a world, repeated until they are answered."""
 
 from __future__ import annotations
 

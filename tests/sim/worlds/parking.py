@@ -127,7 +127,7 @@ class ParkingCourse(RedeliveriesCourse):
             self._note_discarded(key.encode(), failed, before, alone, int(answer["keys"]))
 
     def _note_discarded(self, key: bytes, failed: int, before: list[list[Any]], alone: bool, keys: int) -> None:
-        """What may be gone is owed to nobody any more; what surely is must not come."""
+        """Excuse messages that may have been discarded, and note those that surely were: they must not come."""
         moment = self.past.stamp()
         if alone:
             self._failed.add((key, failed))

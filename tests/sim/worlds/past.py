@@ -23,7 +23,7 @@ ON_ITS_WAY_US = 1_000_000
 
 
 class History:
-    """What happened, row by row, in the shape that the judge reads."""
+    """A record of what happened, row by row, in the shape that the judge reads."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -62,7 +62,7 @@ class History:
         self._finished_for_all += [(consumer, partition, position, moment) for position in positions]
 
     def reopen(self, messages: set[tuple[bytes, int]]) -> int:
-        """Of these, whoever finished them, every one must be acknowledged again. Returns how many."""
+        """Ask that each of these is acknowledged again, even if it was finished. Returns how many they are."""
         self._finished -= messages
         self._open |= messages
         return len(messages)
@@ -91,7 +91,7 @@ class History:
     def event(
         self, consumer: str, event: str, session: int = -1, partition: int = -1, upto: int = 0, ago: int = 0
     ) -> None:
-        """Something that is no message; `ago` milliseconds before now, when it comes to be known only later."""
+        """Add an event that is no message; `ago` milliseconds before now, when it comes to be known only later."""
         self.events.append([consumer, session, partition, event, self.stamp() - ago * 1000, upto])
 
     def tables(self) -> tuple[pa.Table, pa.Table, pa.Table, pa.Table]:

@@ -1,7 +1,7 @@
 """Users who give up waiting: in some runs calls of the client are cancelled after a while, at whatever they are then.
 
 What such a call had begun must not be lost with it: an acknowledgement is confirmed later, what was given back comes
-again, and a consumer of which nobody wants to know any more leaves its keys to the others.
+again, and an abandoned consumer leaves its keys to the others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def lose_more(world: World) -> None:
 
 
 class Patience:
-    """Of one client, by its name; its draws are its own, so others are as they would be without it."""
+    """The patience of one client, by its name. Its draws are its own, so other clients act as they would without it."""
 
     def __init__(self, world: World, name: str) -> None:
         self._world = world
@@ -44,13 +44,13 @@ class Patience:
         self._short = is_short(world)
 
     def limit(self) -> int:
-        """For how many milliseconds the next call is waited for; 0: without end."""
+        """Return for how many milliseconds the next call is waited for; 0: without end."""
         if not self._short or self._rng.random() < ENDLESS:
             return 0
         return self._rng.choice(LIMITS_MS)
 
     async def wait(self, work: Coroutine[Any, Any, T], *, calm: bool = False) -> T:
-        """What the work returns or raises; TimeoutError if it was given up and cancelled. calm: nothing is."""
+        """Return the work's result; TimeoutError if the work was given up and cancelled. calm: no work is given up."""
         limit = self.limit()
         if calm or not limit:
             return await work

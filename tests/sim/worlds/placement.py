@@ -75,9 +75,9 @@ class MachinesWorld(PlacementWorld):
 
 
 class DrainsWorld(PlacementWorld):
-    """The same, and nodes are drained before they are taken down, one after the other.
+    """The placement world, with nodes that are drained before they are taken down, one at a time.
 
-    Where nothing else goes wrong no owner is left on a node that is said to be drained, and none ends because its
+    Where nothing else goes wrong, no owner is left on a node that is reported as drained, and no owner ends because its
     process did.
     """
 
@@ -122,7 +122,7 @@ class _Controller:
         self.ports.spawn(self.run(), "run")
 
     async def run(self) -> None:
-        """What the controller does with its supervisor."""
+        """Run the controller's part, with its supervisor."""
         if self.course.drains:
             await self.drainer.resume()
         while True:
@@ -135,7 +135,7 @@ class _Controller:
         await self.supervisor.watch()
 
     def makes(self, name: str) -> None:
-        """It begins to make a process."""
+        """Check that a process may be made, as its making begins."""
         self.course.counters["made"] += 1
         placement, slot = self.placement, stem(name)
         if slot == STANDBY:
@@ -146,7 +146,7 @@ class _Controller:
         assert known is None or known.slot != slot or spared, f"S: {slot} is given a second process beside {known}"
 
     def check(self) -> None:
-        """What must hold at every moment, as far as this controller knows."""
+        """Check what must hold at every moment, as far as this controller knows."""
         serving, waiting = self.placement.serving, self.placement.standby.waiting
         for slot, process in serving.items():
             assert process not in waiting, f"S: {process.name} waits, and serves {slot}"
@@ -156,7 +156,7 @@ class _Controller:
         self.course.counters["checked"] += 1
 
     def complaint(self) -> str:
-        """What is not yet as it must be in the end; empty if all is well."""
+        """Return what is not yet as it must be in the end; empty if all is well."""
         cluster, placement = self.course.cluster, self.placement
         if not self.entries:
             return "L: the controller has not begun"

@@ -1,8 +1,8 @@
 """The broker's world with consumers that give back much, most of it with a delay, while owners change.
 
-Whatever a consumer was told to be given back is judged at every later delivery: not before its delay is over, and with
-the redelivery count that was raised, whoever owns the subscription by then. No count is higher than there were
-hand-backs. Clocks are true here, as the delay is a time of the owners' clocks.
+Each hand-back that a consumer was told of is judged at every later delivery. The message must not come before its delay
+is over, and must have the raised redelivery count, also from a new owner of the subscription. No count is higher than
+there were hand-backs. Clocks are true here, as the delay is a time of the owners' clocks.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Registry(Actor):
         self.ports.spawn(self._watch(), "watch")
 
     async def on_locate_topic(self, request: LocateTopic) -> Located:
-        """Where the owners are; starts the missing ones."""
+        """Answer where the owners are, and start the missing ones."""
         for partition in range(self.settings.partitions):
             if partition not in self.owners:
                 await self.replace(partition)

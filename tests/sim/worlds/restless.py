@@ -87,7 +87,7 @@ class RestlessCourse(SkipsCourse):
                 self._add("redeliver all", 1)
 
     async def _configure_often(self, rng: random.Random) -> None:
-        """Ask for other settings; whoever gets them, because nobody is attached, puts the old ones back."""
+        """Ask for other settings. If they are set, because nobody is attached, put the old ones back."""
         ports, own = self.world.client("administrator"), self.size.traffic.settings
         end = self.world.loop.now + self.size.trouble_ms
         while self.world.loop.now < end:

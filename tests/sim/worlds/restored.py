@@ -89,7 +89,7 @@ class _Course(Course):
         return {key: list(versions) for key, versions in self.world.meta.records.items()}
 
     async def start_all(self, cluster: str) -> None:
-        """Every bookie on its disk; whoever cannot reach the store tries again."""
+        """Start every bookie on its disk; try again where one cannot reach the store."""
         for bookie in BOOKIES:
             await self.insist(partial(self.start, bookie, cluster))
 

@@ -86,7 +86,7 @@ class SeeksCourse(Course):
     async def _ask(
         self, ports: Ports, directory: Directory, address: Address, verb: str, arguments: dict[str, Any]
     ) -> Any:
-        """What the dispatcher answers to an administrative verb, None if that is not known. Raises SluiceError."""
+        """Return the dispatcher's answer to an administrative verb, None if it is not known. Raises SluiceError."""
         reply = await ports.net.call(address, request_of(verb, arguments), ADMIN_TIMEOUT)
         if isinstance(reply, Unknown):
             await directory.suspect(address)
@@ -130,6 +130,6 @@ class SkipsCourse(SeeksCourse):
         await self._ask(ports, directory, address, verb, arguments)
 
     async def _rest(self) -> None:
-        """Nobody waits for messages that may have been skipped."""
+        """Wait for no messages, because they may have been skipped."""
         self.past.finish([(send[2], send[3]) for send in self.past.sends])
         await super()._rest()

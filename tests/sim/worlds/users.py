@@ -1,7 +1,8 @@
-"""Asyncio programs in the world of the broker: they publish, receive and give up any call at any moment.
+"""Asyncio programs in the world of the broker: they publish, receive, read, and give up any call at any moment.
 
 Each user has a topic of its own. A confirmed message is received, whatever was cancelled, and the first deliveries of a
-key come in the order of its sends.
+key come in the order of its sends. In half of the runs a reader without a durable subscription reads the topic too, and
+in some of these it goes back to the beginning: the same holds for it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sluice.cluster.base.loop import CallersLoop
 from sluice.cluster.client.async_client import AsyncClient
 from sluice.cluster.client.async_consumer import AsyncConsumer
 from sluice.cluster.client.async_producer import AsyncProducer
-from sluice.cluster.client.message import Message
+from sluice.cluster.client.message import Message, MessageId
 from sluice.storage.errors import SluiceError
 from tests.sim.world import World
 from tests.sim.worlds.broker import BrokerWorld, Course
@@ -39,6 +40,8 @@ class AsyncUser:
         self.sent: dict[int, str] = {}
         """Keys of the confirmed messages, by number."""
         self.received: list[tuple[str, int]] = []
+        self.read: list[tuple[str, int]] = []
+        self.reads = random.Random(f"reads/{self.name}/{world.seed}").random() < 0.5
         self.done: asyncio.Future[None] = world.loop.create_future()
         self._ports.spawn(self._run(), "user")
 
@@ -52,6 +55,8 @@ class AsyncUser:
         )
         producer = await self._again(lambda: client.create_producer(self.name, self.name))
         self._ports.spawn(self._receive(consumer), "receive")
+        if self.reads:
+            self._ports.spawn(self._read(client), "read")
         await self._send(producer)
         while not self.is_served():
             await self._ports.clock.sleep(50)
@@ -71,6 +76,15 @@ class AsyncUser:
             if isinstance(message, Message):
                 self.received.append((message.partition_key(), int(message.data())))
                 await self._once(consumer.acknowledge(message, ack_receipt=self._rng.random() < 0.2))
+
+    async def _read(self, client: AsyncClient) -> None:
+        reader = await self._again(lambda: client.create_reader(self.name, MessageId.earliest))
+        while True:
+            message = await self._once(reader.read_next(1_000))
+            if isinstance(message, Message):
+                self.read.append((message.partition_key(), int(message.data())))
+            if not self.calm and self._rng.random() < 0.02:
+                await self._again(lambda: reader.seek(MessageId.earliest))
 
     async def _again(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Call until it succeeds and nobody gave it up."""
@@ -100,14 +114,16 @@ class AsyncUser:
         return True if outcome is None else outcome
 
     def is_served(self) -> bool:
-        """Whether every confirmed message was received."""
-        return {(key, number) for number, key in self.sent.items()} <= set(self.received)
+        """Whether every confirmed message was received, and read."""
+        sent = {(key, number) for number, key in self.sent.items()}
+        return sent <= set(self.received) and (sent <= set(self.read) or not self.reads)
 
     def judge(self) -> None:
         """First deliveries of a key come in order."""
-        for key in {key for key, _ in self.received}:
-            first = list(dict.fromkeys(number for its, number in self.received if its == key))
-            assert first == sorted(first), f"{self.name}: {key} came as {first}"
+        for came in (self.received, self.read):
+            for key in {key for key, _ in came}:
+                first = list(dict.fromkeys(number for its, number in came if its == key))
+                assert first == sorted(first), f"{self.name}: {key} came as {first}"
 
 
 class UsersCourse(Course):
@@ -132,6 +148,7 @@ class UsersCourse(Course):
             user.judge()
             self._add("confirmed to users", len(user.sent))
             self._add("given up by users", user.given_up)
+            self._add("read by users", len(user.read))
 
 
 class UsersWorld(BrokerWorld):

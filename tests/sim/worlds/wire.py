@@ -304,7 +304,7 @@ def damaged(frame: bytes) -> bytes:
 
 
 def _messages(told: Any, body: Any, stamps: list[Stamp]) -> tuple[list[Message], Stamp]:
-    """What a MESSAGE brings."""
+    """Return the messages of a MESSAGE command, and its stamp."""
     assert not body.damaged, "a frame whose checksum does not fit"
     metadata, stamp = parse(Metadata, body.metadata), stamps.pop(0)
     at = position(told.message_id.ledger, told.message_id.entry)

@@ -45,7 +45,7 @@ class _Entry:
         return self.void or self.life != life or len(self.told) == len(self.messages)
 
     def still_open(self) -> list[int]:
-        """Of what is not acknowledged, the indexes in the batch."""
+        """Return the indexes in the batch of the messages that are not acknowledged."""
         rows = [row for row in range(len(self.messages)) if row not in self.acked]
         return [self.messages[row].position - self.position for row in rows]
 
@@ -166,7 +166,7 @@ class WireConsumerModel:
             self._over(partition)
 
     def _over(self, partition: int) -> None:
-        """What is in the queue is dropped: it comes again. What is being worked on may still be acknowledged."""
+        """Drop what is in the queue: it comes again. A message that is being worked on may still be acknowledged."""
         self._open.discard(partition)
         self._ends.discard(partition)
         self._lives[partition] += 1
@@ -314,7 +314,7 @@ class WireConsumerModel:
             self._wire.say("redeliver", consumer_id=entry.partition, message_ids=told)
 
     def _void(self, entry: _Entry) -> None:
-        """What the gateway does not know to be done comes again, whatever was worked on."""
+        """Mark an entry as void: what the gateway does not know to be done comes again, also if it was worked on."""
         entry.void = True
         moment = self._past.stamp()
         for row, message in enumerate(entry.messages):

@@ -48,8 +48,8 @@ Item = tuple[Received, int]
 
 
 def made_of(key: bytes, number: int) -> list[tuple[str, bytes | None, bytes]]:
-    """What the handler makes of a message, as (output, key, payload): always the same, up to FEW results, and at times
-    one under another key.
+    """Return the results of a message, as (output, key, payload): always the same, up to FEW, and at times one of them
+    under another key.
     """
     results: list[tuple[str, bytes | None, bytes]] = [
         (OUTPUTS[place % 2], None, b"%s/%d/%d" % (key, number, place)) for place in range(number % FEW)
@@ -118,7 +118,7 @@ class SimWorker(SimConsumer):
             self._wake.set_result(None)
 
     def is_stale(self, item: Item) -> bool:
-        """It is not this worker's any more."""
+        """Return whether the item is not this worker's any more."""
         part, row = item
         taken = part.taken_back is not None and bool(part.taken_back[row])
         return part.revoked or taken
@@ -248,7 +248,7 @@ class SimWorker(SimConsumer):
             self._acked.set()
 
     def give_back(self, call: Call[Item]) -> None:
-        """It comes again."""
+        """Give the message back: it comes again."""
         self.ports.spawn(self._give_item_back(call), "give back")
 
     async def _give_item_back(self, call: Call[Item]) -> None:
@@ -264,7 +264,7 @@ class SimWorker(SimConsumer):
         self.loop.given_back(call)
 
     async def _settle(self) -> None:
-        """What was acknowledged is durable."""
+        """Wait until the acknowledgements are durable."""
         for part in self.parts:
             try:
                 await part.settle()
@@ -273,7 +273,7 @@ class SimWorker(SimConsumer):
 
 
 class WorkersCourse(RedeliveriesCourse):
-    """One run. The pool itself is not hit: whoever starts it again finds the same workers."""
+    """One run. The pool itself is not hit: a pool that is started again finds the same workers."""
 
     def __init__(self, world: World, faults: list[Fault], options: dict[str, str], size: Size) -> None:
         super().__init__(world, faults, options, size)
@@ -342,7 +342,7 @@ class WorkersCourse(RedeliveriesCourse):
     _healed = False
 
     def join(self) -> SimConsumer:
-        """At the end: whoever is there stays, and the pool sees to the rest."""
+        """Start one more worker at the end. The others stay, and the pool sees to the rest."""
         self._healed = True
         slot = next(number for number in range(len(self.pool) + 1) if number not in self.pool)
         return self._begin(slot)

@@ -1,4 +1,4 @@
-"""What is not done, against a slow model: a set of positions. Whatever is told, cursor, runs and core agree."""
+"""The open messages against a slow model: a set of positions. After each request, cursor, runs and core agree."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS = st.one_of(
 
 
 class Owner:
-    """A backlog with everything that was read: runs of four messages of one ledger, held by one consumer."""
+    """An acknowledgement handler whose messages were all read: runs of four, in one ledger, held by one consumer."""
 
     def __init__(self) -> None:
         self.saved = 0
@@ -97,7 +97,7 @@ def test_whatever_is_done_cursor_runs_and_core_agree(steps: list[tuple[str, set[
             assert len(owner.core.pending(owner.consumer)) == len(left)
 
 
-def test_who_starts_over_owes_everything_from_there_on() -> None:
+def test_starting_over_reopens_everything_from_a_position() -> None:
     owner = Owner()
     owner.backlog.acknowledge(at({0, 1, 2, 7}), owner.consumer, 0)
     owner.backlog.start_over(position(1, 2))

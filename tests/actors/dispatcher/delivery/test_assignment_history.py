@@ -1,4 +1,4 @@
-"""The history of assignments over a change of owner, with a store that loses answers, and within its bounds."""
+"""The history of assignments over a change of owner, within its bounds, and with a store that loses answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREFIX = "assignments/t/0/s/"
 
 
 class Owner:
-    """What of a dispatcher matters here: an epoch, a core, and the history."""
+    """The part of a dispatcher under test: an epoch, a core, and the history."""
 
     def __init__(self, world: World, epoch: int) -> None:
         self.world, self.ports = world, world.client(f"owner-{epoch}")
@@ -22,25 +22,25 @@ class Owner:
         self.core = KeySharedDispatcher(SubscriptionSettings(), history=self.past.history)
 
     def begin(self) -> Owner:
-        """Read what is in objects, and write some."""
+        """Start the history: read the objects of earlier owners, and write new ones."""
         self.past.start()
         return self
 
     def objects(self) -> int:
-        """How many objects there are."""
+        """Return the number of objects."""
         return len([name for name in self.world.objects.objects if name.startswith(PREFIX)])
 
     async def took_over(self, before: Owner) -> Owner:
-        """Begin with the record that another one left."""
+        """Begin with the record that another owner left."""
         await self.past.load(before.past.to_record())
         return self
 
     def join(self, name: str) -> int:
-        """A consumer comes."""
+        """Add a consumer."""
         return self.core.join(name, now=self.ports.clock.now())
 
     def causes(self) -> list[str]:
-        """Why assignments changed."""
+        """Return the reasons for changes of assignments."""
         return [change["cause"] for change in self.core.assignments()]
 
 
@@ -161,7 +161,7 @@ def test_a_consumer_or_two_need_no_object() -> None:
     World(6).play(play)
 
 
-def test_what_is_in_the_record_and_in_an_object_is_told_once() -> None:
+def test_event_in_record_and_object_is_counted_once() -> None:
     async def play(world: World) -> None:
         first = Owner(world, 1).begin()
         first.join("a")

@@ -1,4 +1,4 @@
-"""What was cancelled and rescheduled outlives its owner, in the record or in a table that the record names."""
+"""Cancelled and rescheduled messages outlive their owner, in the record or in a table that the record names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def owner(world: World, epoch: int, cursor: Cursor | None = None) -> ChangedDela
 
 
 async def successor(world: World, epoch: int, before: ChangedDelays, cursor: Cursor | None = None) -> ChangedDelays:
-    """The next owner, with the record as the last one would write it now."""
+    """Return the next owner, which begins with the record that the last one would write now."""
     stored = msgpack.unpackb(msgpack.packb(before.to_record()))
     after = owner(world, epoch, cursor)
     await after.load(stored)
@@ -88,7 +88,7 @@ def test_many_changes_move_to_a_table_and_the_old_one_goes() -> None:
     play(scenario)
 
 
-def test_what_is_done_is_not_carried_along() -> None:
+def test_done_messages_are_not_carried_along() -> None:
     async def scenario(world: World) -> None:
         cursor = Cursor()
         cursor.chain([(0, None)])
@@ -121,8 +121,8 @@ def test_a_change_while_the_table_is_written_is_kept() -> None:
 
 
 @pytest.mark.parametrize("folds", [1, 2])
-def test_what_is_wanted_again_outlives_its_owner(folds: int) -> None:
-    """The table calls it cancelled still, and is not written anew for that."""
+def test_reopened_messages_outlive_their_owner(folds: int) -> None:
+    """The table still calls the messages cancelled, and the owner does not write it again for that."""
 
     async def scenario(world: World) -> None:
         one = owner(world, 1)
@@ -144,8 +144,8 @@ def test_what_is_wanted_again_outlives_its_owner(folds: int) -> None:
     play(scenario)
 
 
-def test_what_is_wanted_again_while_a_table_is_written() -> None:
-    """That table calls it cancelled, and it is the one that counts."""
+def test_messages_reopened_during_a_table_write_stay_open() -> None:
+    """The table in the making calls the messages cancelled, and is the one that counts."""
 
     async def scenario(world: World) -> None:
         one = owner(world, 1)

@@ -1,4 +1,4 @@
-"""KS-15: who has a place and does not answer loses it; its messages stay its own as long as its lease may last."""
+"""KS-15: a consumer that does not answer loses its place, but keeps its messages while its lease may last."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ LOW, HIGH = (0, 32_767), (32_768, 65_535)
 
 
 def keys_of(first: int, last: int, count: int) -> list[str]:
-    """Keys whose hashes lie in a range of the sticky selector."""
+    """Return keys whose hashes lie in a range of the sticky selector."""
     hashes = reduce_hash(hash_column(pa.array([key.encode() for key in KEYS])), size=65_536, start=0)
     return [key for key, at in zip(KEYS, hashes.tolist(), strict=True) if first <= at <= last][:count]
 
 
 async def join(broker: Broker, name: str, ranges: Sequence[tuple[int, int]] = ()) -> tuple[Client, int]:
-    """A consumer that keeps what it gets, and how long it took to be let in."""
+    """Join a consumer that acknowledges nothing; return it and the ms that joining took."""
     began = broker.world.loop.now
     client = await broker.join(name, ranges=ranges, acking=False)
     return client, broker.world.loop.now - began
 
 
 @pytest.mark.parametrize("by", ["frozen", "cut off", "crashed"])
-def test_who_does_not_answer_loses_an_exclusive_place(by: str) -> None:
+def test_silent_consumer_loses_an_exclusive_place(by: str) -> None:
     async def scenario(broker: Broker) -> None:
         first, _ = await join(broker, "c1")
         await broker.publish(*KEYS[:10])
@@ -63,7 +63,7 @@ def test_who_does_not_answer_loses_an_exclusive_place(by: str) -> None:
     play(scenario, type="exclusive", lease_ms=LEASE_MS)
 
 
-def test_who_answers_keeps_its_place() -> None:
+def test_answering_consumer_keeps_its_place() -> None:
     async def scenario(broker: Broker) -> None:
         first, _ = await join(broker, "c1")
         began = broker.world.loop.now
@@ -77,8 +77,11 @@ def test_who_answers_keeps_its_place() -> None:
     play(scenario, type="exclusive", lease_ms=LEASE_MS)
 
 
-def test_who_comes_back_to_a_lost_range_has_let_go() -> None:
-    """The other ranges go on all the while; as soon as it says that it knows its end its messages go on, too."""
+def test_returning_consumer_gives_up_its_lost_range() -> None:
+    """The other ranges go on all the while.
+
+    The returning consumer's messages go on as soon as it reports that it knows of its end.
+    """
 
     async def scenario(broker: Broker) -> None:
         low, high = keys_of(*LOW, 20), keys_of(*HIGH, 20)
@@ -102,7 +105,10 @@ def test_who_comes_back_to_a_lost_range_has_let_go() -> None:
 
 
 def test_that_batches_came_apart_is_told_when_it_is_durable() -> None:
-    """Who is told so sends parts of batches, which consumers of a next owner that does not know it would misread."""
+    """A consumer that learns it sends parts of batches.
+
+    Consumers of a next owner that does not know it would misread the parts.
+    """
 
     async def scenario(broker: Broker) -> None:
         net = broker.world.client("network").net

@@ -1,4 +1,4 @@
-"""What is added to a dead letter, and what waits for it; that none is lost is the business of world dead_letters."""
+"""The additions to a dead letter, and the work that waits for it. World dead_letters shows that none is lost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_dead_letter_tells_where_it_comes_from() -> None:
     assert make_batch(rows, now=9, producer="q").rows.column("publish_time").to_pylist() == [5, 5, 5]
 
 
-def test_it_keeps_its_own_properties_and_an_earlier_origin() -> None:
+def test_dead_letter_keeps_properties_and_an_earlier_origin() -> None:
     earlier = [("x", "y"), ("REAL_TOPIC", "first"), ("ORIGIN_MESSAGE_ID", "1:1:0")]
     received = _received(pa.array([[("a", "b"), ("c", "d")], None, earlier], KIND))
     told = [[("a", "b"), ("c", "d"), *_origin("3:7:2")], _origin("3:8:2"), earlier]
@@ -63,7 +63,7 @@ def test_a_message_with_one_of_its_origins_gets_the_other_one() -> None:
 
 
 class _Core:
-    """A core in which nothing is dead; it counts how often that is asked."""
+    """A core without dead messages that counts how often it is asked for them."""
 
     asked = 0
 
@@ -100,7 +100,7 @@ def test_one_move_goes_at_a_time() -> None:
 
 
 def test_a_key_waits_until_its_dead_letter_is_durably_done() -> None:
-    """With `nack_order=key`: the next owner would send it again, behind later messages of its key."""
+    """With `nack_order=key`, the next owner would send the message again, behind later ones of its key."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", queue=1, acking=False, taking=False)

@@ -1,4 +1,4 @@
-"""What a new owner does with acknowledgements of messages that it has not read yet."""
+"""A new owner gets acknowledgements of messages that it has not read yet."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ def dispatcher_of(broker: Broker) -> Dispatcher:
 
 
 async def quietly(asked: Awaitable[object]) -> None:
-    """Ask, whatever is answered."""
+    """Wait for a request, and ignore its error."""
     with contextlib.suppress(SluiceError):
         await asked
 
 
 async def unread(broker: Broker, *refused: str) -> tuple[Client, int]:
-    """A consumer of a new owner, which is refused these; and the position of a message that the earlier one sent."""
+    """Let a new owner take over whose requests of these kinds are refused.
+
+    Return its consumer, and the position of a message that the earlier owner sent.
+    """
     first = await broker.join("c1", acking=False)
     await broker.publish("a", "b")
     await broker.until(lambda: len(first.got) == 2)
@@ -45,8 +48,8 @@ async def unread(broker: Broker, *refused: str) -> tuple[Client, int]:
     return await broker.join("c2", acking=False), first.got[0].position
 
 
-def test_what_an_earlier_owner_sent_is_done_before_it_is_read() -> None:
-    """Whoever is told that its acknowledgement is durable never sees the message again, nor does anybody else."""
+def test_message_sent_by_an_earlier_owner_is_done_unread() -> None:
+    """After a confirmed acknowledgement neither its sender nor another consumer gets the message again."""
 
     async def scenario(broker: Broker) -> None:
         second, position = await unread(broker, "ReadIndex")
@@ -60,7 +63,7 @@ def test_what_an_earlier_owner_sent_is_done_before_it_is_read() -> None:
     play(scenario, lease_ms=LEASE_MS)
 
 
-def test_it_is_confirmed_when_the_topic_has_told_its_end() -> None:
+def test_ack_of_an_unread_message_waits_for_the_topics_end() -> None:
     async def scenario(broker: Broker) -> None:
         second, position = await unread(broker, "ReadIndex", "ReadEnds")
         second.parts[0].acknowledge_positions(np.array([position]))
@@ -75,7 +78,7 @@ def test_it_is_confirmed_when_the_topic_has_told_its_end() -> None:
     play(scenario, lease_ms=LEASE_MS)
 
 
-def test_what_was_never_published_is_not_done() -> None:
+def test_position_never_published_is_not_done() -> None:
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c1")
         await broker.publish("a")
@@ -88,8 +91,8 @@ def test_what_was_never_published_is_not_done() -> None:
     play(scenario)
 
 
-def test_what_another_consumer_has_finished_is_not_sent_any_more() -> None:
-    """Of a Failover subscription: it waited for the next poll of the consumer that was active before."""
+def test_message_done_by_another_consumer_is_not_sent() -> None:
+    """In a Failover subscription, the message waited for the next poll of the formerly active consumer."""
 
     async def scenario(broker: Broker) -> None:
         former = await broker.join("b", queue=2)
@@ -119,7 +122,7 @@ def test_what_another_consumer_has_finished_is_not_sent_any_more() -> None:
 
 @pytest.mark.parametrize("runs", [[6], [1, 1, 1, 1, 1, 1]])
 def test_nothing_goes_out_behind_what_is_done_and_was_never_sent(runs: list[int]) -> None:
-    """Whether the owner has read it or not. The next one does not know that it is done (promise 3)."""
+    """The owner may have read the message or not. The next owner does not know that it is done (promise 3)."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", queue=1, acking=False, taking=False)
@@ -166,7 +169,7 @@ def test_watchdog_counts_only_what_no_pass_is_due_for() -> None:
 
 
 def test_nothing_goes_out_behind_what_is_done_and_was_parked() -> None:
-    """It waited behind a message that failed, and was sent to nobody: the next owner sends it (promise 3)."""
+    """The message waited behind a failed one, and was sent to nobody. The next owner sends it (promise 3)."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", queue=1, acking=False, taking=False)

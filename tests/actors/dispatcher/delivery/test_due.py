@@ -1,4 +1,4 @@
-"""When the dispatcher looks at the tracker: at the next due time, not before, and seldom (AD-2, AD-5, BD-4)."""
+"""The dispatcher looks at the tracker at the next due time, not before, and seldom (AD-2, AD-5, BD-4)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ both = pytest.mark.parametrize("tracker", ["memory", "bucket"])
 
 
 class Owner:
-    """What is around the release. looks: when the tracker was looked at. given: (when, entries) that were released."""
+    """The objects around the release.
+
+    looks: ms, the times at which the dispatcher looked at the tracker.
+    given: (ms, entries), the releases.
+    """
 
     def __init__(self) -> None:
         self.world = World()
@@ -62,7 +66,7 @@ class Owner:
         await self.world.settle()
 
     async def add(self, entry: int, due: int) -> None:
-        """A delayed message was read."""
+        """Read a delayed message."""
         place = np.array([position(1, entry)], np.int64)
         assert self.tracker.add(place, place.astype(np.uint32), np.array([due]), self.world.now).all()
         self.wakeups.due.set()
@@ -83,8 +87,8 @@ class Owner:
 
 @both
 @simulated
-async def test_what_was_not_read_keeps_its_place_in_its_key(tracker: str) -> None:
-    """A new owner's index knows it before the messages of its key that lie before it are read."""
+async def test_unread_due_message_keeps_its_place_in_its_key(tracker: str) -> None:
+    """A new owner's index knows the message before the owner has read the earlier messages of its key."""
     owner = Owner()
     owner.holds_keys, owner.read_up_to = True, position(1, 2)
     await owner.open(tracker)
@@ -152,7 +156,7 @@ async def test_the_timer_follows_a_look_that_finds_only_skipped(tracker: str) ->
 @pytest.mark.parametrize("leap", [-60_000, -3_600_000])
 @simulated
 async def test_a_clock_that_was_behind_for_a_while_keeps_nothing(tracker: str, leap: int) -> None:
-    """What is due is reckoned from the clock, which may be wrong; once it is right nothing waits for what it said."""
+    """The due time follows the clock, which may be wrong. Once the clock is right, nothing waits for the wrong time."""
     owner = Owner()
     await owner.open(tracker)
     owner.world.leap(leap)
@@ -168,7 +172,7 @@ async def test_a_clock_that_was_behind_for_a_while_keeps_nothing(tracker: str, l
 @both
 @simulated
 async def test_a_clock_that_leaps_forward_lets_out_what_is_due_by_it(tracker: str) -> None:
-    """Early by what it leapt at most, and not before somebody looks at it."""
+    """The release is early by the leap at most, and does not come before the next look at the clock."""
     owner = Owner()
     await owner.open(tracker)
     await owner.add(1, 30_000)

@@ -1,4 +1,4 @@
-"""Places are kept for those who come back, and handed over to those who come instead (GR-1 to GR-8)."""
+"""Consumers that come back find their places, and places are handed over to their successors (GR-1 to GR-8)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ KEEPS: dict[str, Any] = {"grace_ms": GRACE_MS, "lease_ms": LEASE_MS}
 
 
 async def owners(broker: Broker) -> dict[str, list[list[int]]]:
-    """The ranges of each attached consumer, by name."""
+    """Return the ranges of each attached consumer, by name."""
     return {name: row["keyHashRangeArrays"] for name, row in (await broker.consumer_stats()).items()}
 
 
 async def three(broker: Broker, **how: Any) -> list[Client]:
-    """Consumers a, b and c."""
+    """Join consumers a, b and c."""
     return [await broker.join(name, **how) for name in "abc"]
 
 
 async def attached(broker: Broker, *names: str) -> dict[str, list[list[int]]]:
-    """The ranges of the consumers once exactly these are attached and nobody else is awaited."""
+    """Wait until exactly these consumers are attached and no other is awaited; return their ranges."""
     for _ in range(600):
         stats = await broker.stats()
         found = {row["consumerName"]: row["keyHashRangeArrays"] for row in stats["consumers"]}
@@ -46,14 +46,14 @@ def crash_dispatcher(broker: Broker) -> None:
 
 
 async def back(broker: Broker, name: str, incarnation: str, **how: Any) -> Client:
-    """A new process that calls its consumer by a name that was there before."""
+    """Start a process that joins with a consumer name used before."""
     return await broker.join(incarnation, called=name, **how)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("end", ["close", "crash"])
-def test_who_comes_back_finds_its_hashes(policy: str, selector: str, end: str) -> None:
+def test_returning_consumer_finds_its_hashes(policy: str, selector: str, end: str) -> None:
     async def scenario(broker: Broker) -> None:
         _, b, _ = await three(broker)
         before, moved = await owners(broker), (await broker.stats())["hashesMovedTotal"]
@@ -79,7 +79,7 @@ def test_who_comes_back_finds_its_hashes(policy: str, selector: str, end: str) -
 
 
 def test_a_newcomer_of_its_name_asks_whether_it_lives() -> None:
-    """Its lease is not over when its successor comes: what it holds stays with it until then, its hashes do not."""
+    """The crashed consumer's lease still runs. It keeps its messages until the lease ends, but not its hashes."""
 
     async def scenario(broker: Broker) -> None:
         a, b, c = await three(broker)
@@ -96,7 +96,7 @@ def test_a_newcomer_of_its_name_asks_whether_it_lives() -> None:
 
 @pytest.mark.parametrize("late", ["acknowledgement", "poll"])
 def test_a_late_request_is_no_sign_of_life(late: str) -> None:
-    """The consumer is dead, and what it sent last arrives while its successor has the owner ask for it."""
+    """The consumer is dead. Its last request arrives while the owner asks for it because of its successor."""
 
     async def scenario(broker: Broker) -> None:
         await three(broker)
@@ -139,7 +139,7 @@ def test_two_who_live_under_one_name_have_two_places() -> None:
 
 @pytest.mark.parametrize("owner", ["same", "new"])
 def test_the_second_of_a_name_that_asked_for_nothing_is_gone(owner: str) -> None:
-    """Whoever attached it gave up before the answer came, and has gone on as another consumer."""
+    """The client of the second one gave up before the answer came, and has gone on as another consumer."""
 
     async def scenario(broker: Broker) -> None:
         await three(broker)
@@ -189,7 +189,7 @@ def test_after_the_grace_its_hashes_move() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"grace_ms": 0}, {"grace_ms": GRACE_MS}])
-def test_who_is_gone_for_good_keeps_nothing(settings: dict[str, Any]) -> None:
+def test_consumer_closed_for_good_keeps_no_hashes(settings: dict[str, Any]) -> None:
     async def scenario(broker: Broker) -> None:
         a, b, _ = await three(broker)
         for part in b.parts:
@@ -206,7 +206,7 @@ def test_who_is_gone_for_good_keeps_nothing(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_new_owner_keeps_what_was_kept(selector: str, policy: str) -> None:
-    """Also for one that was attached when the owner died, and never came back to the next one."""
+    """The place of a consumer that died with the owner, and never came to the next one, is kept as well."""
 
     async def scenario(broker: Broker) -> None:
         _, b, c = await three(broker)
@@ -227,7 +227,7 @@ def test_a_new_owner_keeps_what_was_kept(selector: str, policy: str) -> None:
 
 
 def test_the_grace_begins_when_nobody_may_be_alive() -> None:
-    """A new owner knows b from the record, and b is slow to come back: it had its place all the time."""
+    """A new owner knows b from the record. b comes back late, but had its place all the time."""
 
     async def scenario(broker: Broker) -> None:
         await three(broker)
@@ -306,8 +306,8 @@ def test_a_planned_hand_over_moves_nobody_elses_hashes(policy: str, selector: st
 
 
 @pytest.mark.parametrize("end", ["close", "crash"])
-def test_who_took_over_and_left_at_once_keeps_its_hashes(end: str) -> None:
-    """It had asked for nothing yet, and the one before, of the same name, is attached still: grace 65001073."""
+def test_name_that_took_over_and_left_keeps_its_hashes(end: str) -> None:
+    """The newcomer had asked for nothing yet. Its predecessor of the same name is still attached (grace 65001073)."""
 
     async def scenario(broker: Broker) -> None:
         _, b, _ = await three(broker)
@@ -330,7 +330,7 @@ def test_who_took_over_and_left_at_once_keeps_its_hashes(end: str) -> None:
 
 @pytest.mark.parametrize("asks", [False, True])
 def test_an_offer_ends_when_another_one_asks_for_messages(asks: bool) -> None:
-    """Who only attached at the place that was offered had given up by then."""
+    """A client that only attached at the offered place had given up by then."""
 
     async def scenario(broker: Broker) -> None:
         _, b, _ = await three(broker)
@@ -397,7 +397,7 @@ def test_a_hand_over_needs_grace() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"type": "shared"}, {"type": "failover"}, {"allow_out_of_order_delivery": True}])
-def test_where_grace_makes_no_sense_it_is_refused(settings: dict[str, Any]) -> None:
+def test_grace_needs_an_ordered_key_shared_subscription(settings: dict[str, Any]) -> None:
     with pytest.raises(Invalid, match="grace_ms = 5 needs"):
         check_subscription(SubscriptionSettings(grace_ms=5, **settings))
 
@@ -405,7 +405,7 @@ def test_where_grace_makes_no_sense_it_is_refused(settings: dict[str, Any]) -> N
 # -- damping ----------------------------------------------------------------------------------------------------------
 
 
-def test_who_comes_and_goes_gets_hashes_later() -> None:
+def test_flapping_consumer_gets_its_hashes_later() -> None:
     async def scenario(broker: Broker) -> None:
         await broker.join("a")
         waited = []
@@ -429,7 +429,7 @@ def test_who_comes_and_goes_gets_hashes_later() -> None:
 
 
 def test_a_place_is_durable_before_anything_comes() -> None:
-    """Its consumer waited for one longer than others do, so the record does not have it from the attach."""
+    """The consumer waited longer than others for its place, so the record does not have the place from the attach."""
 
     async def scenario(broker: Broker) -> None:
         await broker.join("a", acking=False)
@@ -455,7 +455,7 @@ def test_a_place_is_durable_before_anything_comes() -> None:
 
 
 def test_a_copy_of_an_attach_waits_for_its_place_too() -> None:
-    """It comes where the answer to the first one is late because the store is."""
+    """The copy comes because a slow store delays the answer to the first attach."""
 
     async def scenario(broker: Broker) -> None:
         address, net = await broker.address(), broker.world.client("network").net

@@ -1,4 +1,4 @@
-"""The keys that consumers hold longest are told, and one that holds a partition back is named; nothing else is."""
+"""The owner reports the keys that consumers hold longest, and names a key that holds a partition back, but no other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEASE_MS = 3_000
 
 
 async def problem(broker: Broker) -> str:
-    """What the dispatcher tells the controller of itself."""
+    """Return the problem that the dispatcher reports to the controller."""
     reply = await broker.ask(Ping())
     assert isinstance(reply, Alive)
     return reply.problem
@@ -75,7 +75,7 @@ def test_a_clock_that_leaps_blames_nobody_sooner_or_later(leap_ms: int) -> None:
 
 @pytest.mark.parametrize("kind", ["flows", "few", "even", "paused"])
 def test_no_key_is_blamed_for_what_it_does_not_do(kind: str) -> None:
-    """A key that is most of a stream that flows, one with few messages, one among many, and one that nobody gets."""
+    """The key makes up most of a flowing stream, has few messages, is one among many, or is held back by a pause."""
 
     async def scenario(broker: Broker) -> None:
         flows = kind == "flows"
@@ -113,8 +113,9 @@ def test_the_key_that_is_held_longest_is_not_the_one_with_most() -> None:
 
 
 def test_names_of_many_keys_are_read_in_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One by one they cost the topic's owner a question each, of each partition that an operator asks. Who asks again
-    soon costs it none.
+    """One question a key would cost the topic's owner many, for each partition that an operator asks about.
+
+    A repetition soon after costs the topic's owner no question.
     """
     asked: list[int] = []
     resolve = Payloads.resolve

@@ -1,4 +1,4 @@
-"""Who is gone without a word: a lease that ran out, or a process that has ended; and nobody else."""
+"""A consumer is gone without a word when its lease runs out or its process ends, and only then."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluice.actors.messages import SubscriptionSettings
 
 
 class Watch:
-    """Processes end when the test says so."""
+    """A watch on processes that end when the test decides."""
 
     def __init__(self) -> None:
         self.over: dict[str, asyncio.Event] = {}
@@ -36,7 +36,7 @@ class Watch:
 
 
 class Owner:
-    """The leases of a dispatcher with its members, sessions and core; what is told of ends, and how often it wakes."""
+    """The leases of a dispatcher with its members, sessions and core. The owner records ends and counts wakeups."""
 
     def __init__(self, watch: Watch | None, rows: list[dict[str, Any]] | None = None) -> None:
         self.tasks: list[asyncio.Task[None]] = []
@@ -153,12 +153,15 @@ AT_ONCE, MANY = 20, 48
 
 @pytest.fixture
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn is short, so that a crowd is soon made."""
+    """Make a turn short, so that few consumers are a crowd."""
     monkeypatch.setattr(leases, "AT_ONCE", AT_ONCE)
 
 
 def _crowd(watch: Watch | None) -> tuple[Owner, list[Session], int]:
-    """An owner with MANY consumers of one process and one of another; their sessions, and how often owners changed."""
+    """Return an owner with MANY consumers of one process and one of another.
+
+    Return also the sessions of the many, and the number of the last change of owners.
+    """
     owner = Owner(watch)
     owner.open("stays", "p2")
     sessions = [owner.open(f"c{number}", "p1") for number in range(MANY)]
@@ -167,7 +170,7 @@ def _crowd(watch: Watch | None) -> tuple[Owner, list[Session], int]:
 
 @pytest.mark.usefixtures("few_at_once")
 async def test_many_that_detach_leave_in_few_changes_and_in_turns() -> None:
-    """Each in a change of its own keeps everything else waiting for seconds."""
+    """One change for each consumer would keep everything else waiting for seconds."""
     owner, sessions, before = _crowd(None)
     await asyncio.gather(*(owner.leases.end_in_turn(session, "detached") for session in sessions))
     assert [session.name for session in owner.sessions.all()] == ["stays"]
@@ -190,7 +193,7 @@ async def test_a_process_with_many_ends_in_few_changes(watch: Watch) -> None:
 
 @pytest.mark.usefixtures("few_at_once")
 async def test_leases_that_end_together_are_few_changes() -> None:
-    """A consumer that is heard of between two turns stays."""
+    """A consumer that polls between two turns stays."""
     owner, sessions, before = _crowd(None)
     owner.now += 20_000
     owner.leases.renew(owner.sessions.all()[0])
@@ -205,7 +208,7 @@ async def test_leases_that_end_together_are_few_changes() -> None:
 
 @pytest.mark.usefixtures("few_at_once")
 async def test_a_session_that_detaches_twice_ends_once() -> None:
-    """Both copies of the request are answered when it has ended."""
+    """Both copies of the request get their answers when the session has ended."""
     owner, sessions, _ = _crowd(None)
     both = [owner.leases.end_in_turn(sessions[0], "detached") for _ in range(2)]
     await asyncio.gather(*both)

@@ -1,4 +1,4 @@
-"""Membership against a slow model: a diary from which everything is told again at each question."""
+"""Membership against a slow model: a diary that is read from the start for each question."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIVES = st.integers(0, 3)
 
 @dataclass(frozen=True)
 class Entry:
-    """Something that happened to an incarnation."""
+    """An event in the life of an incarnation."""
 
     at: int
     what: str
@@ -32,7 +32,7 @@ def rows_of(membership: Membership) -> list[dict[str, Any]]:
 
 
 class Diary(RuleBasedStateMachine):
-    """What a consumer may believe follows from the diary alone."""
+    """The model: a consumer's rights follow from the diary alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Diary(RuleBasedStateMachine):
     # -- the model: each question goes through the whole diary --
 
     def of(self, who: str) -> list[Entry]:
-        """What happened to it since it was last forgotten."""
+        """Return the incarnation's entries since it was last forgotten."""
         mine = [entry for entry in self.diary if entry.who == who]
         ends = [index for index, entry in enumerate(mine) if entry.what == "forgotten"]
         return mine[ends[-1] + 1 if ends else 0 :]
@@ -66,7 +66,7 @@ class Diary(RuleBasedStateMachine):
         return told[-1] if told else None
 
     def until(self, who: str) -> int:
-        """When its lease is over: counted from its last renewal here, or from the beginning of this owner."""
+        """Return when the lease is over, counted from its last renewal here or from the start of this owner."""
         at = 0
         for entry in self.of(who):
             if entry.what in ("attached", "renewed"):
@@ -79,7 +79,7 @@ class Diary(RuleBasedStateMachine):
         return any(entry.what == "dismissed" for entry in self.of(who))
 
     def ended(self, who: str) -> bool:
-        """It had a session under this owner, and has it no more."""
+        """Return whether the incarnation had a session under this owner and has lost it."""
         mine = [entry.what for entry in self.diary if entry.who in (who, "")]
         begun = max((index for index, what in enumerate(mine) if what == "another owner"), default=-1)
         return "attached" in mine[begun + 1 :] and self.state(who) not in (LeaseState.ATTACHED, LeaseState.RETIRED)
@@ -169,7 +169,10 @@ class Diary(RuleBasedStateMachine):
 
     @rule(shorter=st.booleans())
     def owner_changes(self, shorter: bool) -> None:
-        """The next owner may have another lease; it waits for each as long as that one may believe."""
+        """Replace the owner. The next one may give other leases.
+
+        The next owner waits for each old lease as long as its holder may trust it.
+        """
         rows = rows_of(self.membership)
         self.lease = LEASE if shorter else OTHER_LEASE
         self.membership = Membership(rows, lease_ms=self.lease)
@@ -205,7 +208,7 @@ def test_a_record_without_leases_is_given_the_usual_one() -> None:
 
 
 def test_a_late_copy_of_a_first_request_is_void() -> None:
-    """It holds nothing, like the first request of somebody new, but its consumer was here and has left."""
+    """The copy holds nothing, like a newcomer's first request, but its consumer was here and has left."""
     membership = Membership([], lease_ms=LEASE)
     assert not membership.is_void("a.0", holds=False)
     assert membership.admit("a.0", "a", "")

@@ -1,4 +1,4 @@
-"""What the reader leaves behind when the log tells it nothing new."""
+"""The state that the reader leaves behind when the log brings nothing new."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.scenarios.key_shared.broker import TOPIC, Broker, play
 
 
 def test_a_run_finished_before_it_was_read_again_is_not_kept() -> None:
-    """A new owner is told by a returning consumer that everything is done; the read that was under way comes later."""
+    """A returning consumer reports to a new owner that everything is done. The read under way ends later."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", acking=False)
@@ -32,7 +32,7 @@ def test_a_run_finished_before_it_was_read_again_is_not_kept() -> None:
 
 
 def test_one_stuck_message_keeps_no_later_run() -> None:
-    """What the dispatcher remembers follows what is open, and the stuck message can be sent again."""
+    """The dispatcher's memory follows the open messages, and the stuck message can be sent again."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", acking=False)
@@ -55,7 +55,7 @@ def test_one_stuck_message_keeps_no_later_run() -> None:
 
 
 def test_runs_of_messages_that_are_not_due_for_long_are_not_kept() -> None:
-    """Their payload is asked of the topic when they are due."""
+    """The dispatcher asks the topic for their payload when they are due."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
@@ -72,8 +72,11 @@ def test_runs_of_messages_that_are_not_due_for_long_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize("close", [True, False])
-def test_who_reads_compacted_waits_for_no_read_at_the_end(close: bool) -> None:
-    """What was read before it came is looked at first, and the read that waits at the end may do so for minutes."""
+def test_compacted_reader_waits_for_no_read_at_the_end(close: bool) -> None:
+    """The dispatcher first looks at the messages read before the consumer came.
+
+    The read that waits at the end may take minutes.
+    """
 
     async def scenario(broker: Broker) -> None:
         first = await broker.join("first", acking=False, read_compacted=True)
@@ -93,7 +96,7 @@ def test_who_reads_compacted_waits_for_no_read_at_the_end(close: bool) -> None:
 
 @pytest.mark.parametrize("read_before", [False, True])
 def test_nothing_goes_out_behind_what_is_not_durably_passed_over(read_before: bool) -> None:
-    """The next owner does not know of it: who reads the whole log would get it behind later messages (promise 3)."""
+    """The next owner does not know of it: a reader of the whole log would get it behind later messages (promise 3)."""
 
     async def scenario(broker: Broker) -> None:
         await broker.publish("k", "k", "k")
@@ -125,7 +128,7 @@ def test_nothing_goes_out_behind_what_is_not_durably_passed_over(read_before: bo
 
 
 def test_a_backlog_begins_at_the_first_message_of_an_idle_topic() -> None:
-    """The subscription was there before the topic's first ledger, and has nobody for whom it would read."""
+    """The subscription existed before the topic's first ledger, and has no consumer for which it would read."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")

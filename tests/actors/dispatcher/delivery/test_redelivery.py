@@ -51,8 +51,8 @@ def test_they_outlive_who_gave_it_back_as_well() -> None:
     play(scenario, lease_ms=LEASE_MS)
 
 
-def test_what_is_given_back_before_a_reread_waits_and_counts() -> None:
-    """A new owner knows of what a consumer holds before it reads it; here it cannot read at all."""
+def test_nack_before_a_reread_is_delayed_and_counted() -> None:
+    """A new owner knows a consumer's messages before it reads them; here it cannot read at all."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c1", acking=False)
@@ -73,8 +73,8 @@ def test_what_is_given_back_before_a_reread_waits_and_counts() -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_what_was_unanswered_is_said_again_and_counts_once(kept: bool) -> None:
-    """The owner ends before it answers; it has written it down, or it has not."""
+def test_unanswered_nack_is_repeated_and_counts_once(kept: bool) -> None:
+    """The owner ends before it answers. kept: whether it has recorded the nack."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c1", acking=False)
@@ -135,8 +135,8 @@ def test_counting_goes_on_until_it_is_a_dead_letter() -> None:
     play(scenario, lease_ms=LEASE_MS, max_redeliver_count=2)
 
 
-def test_what_was_acknowledged_just_before_does_not_come_again() -> None:
-    """Everything is given back while the acknowledgement waits for a poll to ride on."""
+def test_message_acknowledged_just_before_does_not_return() -> None:
+    """The consumer gives everything back while its acknowledgement still waits for a poll."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c1", acking=False)
@@ -153,7 +153,7 @@ def test_what_was_acknowledged_just_before_does_not_come_again() -> None:
 
 @pytest.mark.parametrize("leap", [3_600_000, -3_600_000])
 def test_a_delay_is_as_long_though_the_clock_is_wrong(leap: int) -> None:
-    """It begins while the clock is wrong, and ends when that is right again: seed 64000215 of the world leaps."""
+    """The delay begins while the clock is wrong and ends when it is right again: seed 64000215 of world leaps."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c1", acking=False)
@@ -191,7 +191,7 @@ def test_a_clock_that_leaps_meanwhile_ends_no_delay(leap: int) -> None:
 
 @pytest.mark.parametrize("before", [0, 3_600_000])
 def test_the_next_owner_waits_no_longer_than_was_left(before: int) -> None:
-    """Its own clock is behind, or that of the owner before was ahead."""
+    """The next owner's clock is behind, or that of the owner before was ahead."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c1", acking=False)

@@ -15,13 +15,13 @@ from sluice.storage.errors import Fenced
 
 
 def opened() -> tuple[Sessions, Session]:
-    """One consumer at a dispatcher of epoch 3."""
+    """Open a session for one consumer at a dispatcher of epoch 3."""
     sessions = Sessions()
     return sessions, sessions.open(first_session(3, "host/owner"), "c", "c.0")
 
 
 def test_a_session_that_is_over_is_fenced() -> None:
-    """S21: nothing that an ended session says is heard."""
+    """S21: requests of an ended session are ignored."""
     sessions, session = opened()
     assert sessions.get(session.number) is session
     sessions.close(session)
@@ -32,7 +32,7 @@ def test_a_session_that_is_over_is_fenced() -> None:
 
 
 def test_sessions_of_two_epochs_never_meet() -> None:
-    """A number of an older epoch is not a session of the newer one."""
+    """A session number of an older epoch names no session of the newer one."""
     _, old = opened()
     newer = Sessions()
     newer.open(first_session(4, "host/owner"), "c", "c.0")
@@ -41,8 +41,8 @@ def test_sessions_of_two_epochs_never_meet() -> None:
         newer.get(old.number)
 
 
-def test_who_does_not_ask_which_hashes_move_is_not_woken() -> None:
-    """A consumer that joins takes hashes from many, and most of them do not want to know."""
+def test_moved_hashes_wake_only_sessions_that_ask_for_them() -> None:
+    """A joining consumer takes hashes from many others, and most of those do not ask for the moves."""
     sessions = Sessions()
     deaf = sessions.open(first_session(3, "host/owner"), "c", "c.0", moves=False)
     hears = sessions.open(first_session(3, "host/owner") + 1, "d", "d.0")
@@ -56,7 +56,7 @@ def test_who_does_not_ask_which_hashes_move_is_not_woken() -> None:
 
 @given(st.permutations(range(1, 8)), st.lists(st.integers(1, 7)))
 def test_turns_are_received_without_gaps_whatever_their_order(order: list[int], again: list[int]) -> None:
-    """`received` is the end of the unbroken beginning; a repetition is seen as one."""
+    """`received` is the last turn without a gap before it. A repeated turn is recognized."""
     _, session = opened()
     arrived: set[int] = set()
     for turn in [*order, *again]:
@@ -72,7 +72,7 @@ def test_turns_are_received_without_gaps_whatever_their_order(order: list[int], 
         assert session.received == unbroken
 
 
-def test_who_has_turns_that_are_not_durable_is_known() -> None:
+def test_sessions_with_turns_not_yet_durable_are_listed() -> None:
     sessions, session = opened()
     other = sessions.open(session.number + 1, "d", "d.0")
     for turn in (2, 1):
@@ -93,7 +93,7 @@ def test_who_has_turns_that_are_not_durable_is_known() -> None:
 
 
 def test_a_turn_is_answered_with_what_lay_ready_and_remembered() -> None:
-    """The delivery of a turn is kept for its repetition; the outbox is empty afterwards."""
+    """The session keeps a turn's delivery for its repetition. The outbox is empty afterwards."""
     _, session = opened()
     session.turn = 4
     delivery = session.deliver()
@@ -103,7 +103,7 @@ def test_a_turn_is_answered_with_what_lay_ready_and_remembered() -> None:
 
 
 def test_an_outbox_is_bounded_in_bytes() -> None:
-    """Every message stays; payloads beyond the bound are left out, until the outbox was taken."""
+    """Every message stays. The outbox leaves payloads beyond the bound out until it is emptied."""
     _, session = opened()
     size = MAX_ANSWER_BYTES // 8
 
@@ -123,12 +123,12 @@ def test_an_outbox_is_bounded_in_bytes() -> None:
 
 
 def state(session: Session) -> tuple[bool, bool]:
-    """Whether its poll is answered at once, and whether it is known to live."""
+    """Return whether the session's poll is answered at once, and whether the session is known to live."""
     return session.waiting, session.lives.is_set()
 
 
 def test_only_a_turn_behind_the_answer_says_that_it_lives() -> None:
-    """KS-15: a copy of an earlier request, or one that was under way when it was asked, says nothing."""
+    """KS-15: a copy of an earlier request, or one under way when the owner asked, proves nothing."""
     _, session = opened()
     session.begin_turn(1)
     session.ask()  # its poll waits

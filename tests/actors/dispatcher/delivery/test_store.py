@@ -1,4 +1,4 @@
-"""An owner that has nothing to write still learns in time that it was replaced."""
+"""An owner with nothing to write still learns in time that it was replaced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRUST_MS = 800
 
 
 class Owner:
-    """A store of the record `s` in a process of its own, with nothing to save but what it is told."""
+    """A store of the record `s` in a process of its own. The test decides when there is something to save."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -29,7 +29,7 @@ class Owner:
         )
 
     async def begin(self) -> None:
-        """Take the record and keep it."""
+        """Acquire the record and start the store."""
         await self.record.acquire()
         await self.record.save({})
         self.store.start()
@@ -115,8 +115,8 @@ def test_a_mark_is_not_durable_before_a_version_has_it() -> None:
     World(1).play(scenario)
 
 
-def test_what_is_sent_waits_for_what_must_be_durable_before() -> None:
-    """For nothing else, and not for ever: an owner that was replaced sends nothing any more."""
+def test_sending_waits_for_changes_that_must_be_durable() -> None:
+    """Sending waits for nothing else, and not for ever: a replaced owner sends nothing more."""
 
     async def scenario(world: World) -> None:
         owner = Owner(world, "owner")
@@ -139,7 +139,7 @@ def test_what_is_sent_waits_for_what_must_be_durable_before() -> None:
     World(1).play(scenario)
 
 
-def test_who_waits_for_acknowledgements_waits_for_no_others() -> None:
+def test_barrier_does_not_wait_for_more_acknowledgements() -> None:
     async def scenario(world: World) -> None:
         owner = Owner(world, "owner")
         await owner.begin()
@@ -159,7 +159,7 @@ def test_who_waits_for_acknowledgements_waits_for_no_others() -> None:
     World(1).play(scenario)
 
 
-def test_what_arrives_during_a_write_goes_with_the_next() -> None:
+def test_acks_during_a_write_go_with_the_next_one() -> None:
     async def scenario(world: World) -> None:
         owner = Owner(world, "owner")
         session = Session(number=1, name="c1", incarnation="c1")
@@ -183,8 +183,8 @@ def test_what_arrives_during_a_write_goes_with_the_next() -> None:
     World(1).play(scenario)
 
 
-def test_the_rest_after_a_slow_write_holds_up_nobody_who_waits() -> None:
-    """Whoever attaches waits for the version that is being written and for its own, and for no pause between them."""
+def test_pause_after_a_slow_write_delays_no_barrier() -> None:
+    """An attach waits for the version that is being written and for its own, but for no pause between them."""
 
     async def scenario(world: World) -> None:
         owner = Owner(world, "owner")

@@ -1,4 +1,4 @@
-"""What an owner's record says is what the next owner begins with."""
+"""The next owner begins with the contents of its predecessor's record."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_settings_that_an_owner_may_not_take_up_wait() -> None:
     assert (again.settings.lease_ms, again.membership.lease_ms) == (2_000, 2_000)
 
 
-def test_what_an_older_release_did_not_write_has_its_usual_value() -> None:
+def test_field_missing_in_an_older_record_has_its_default() -> None:
     told: list[tuple[str, Any]] = []
     value = record_of(SubscriptionState.begun(SubscriptionSettings(), Cursor()))
     del value["paused"], value["known"]

@@ -1,4 +1,4 @@
-"""How positions become parts of a delivery."""
+"""Positions become the parts of a delivery."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_COUNTS = np.empty(0, np.uint8)
 
 
 def run(ledger: int, first: int, count: int) -> RunIndex:
-    """A run whose columns do not matter here."""
+    """Return a run whose columns do not matter."""
     return RunIndex(
         ledger=ledger,
         first_entry=first,
@@ -30,7 +30,7 @@ def run(ledger: int, first: int, count: int) -> RunIndex:
 
 
 def table(*runs: RunIndex) -> UnackedRuns:
-    """A table of these."""
+    """Return a table of these runs."""
     made = UnackedRuns(lambda: 0)
     for one in runs:
         made.add(one)
@@ -38,7 +38,7 @@ def table(*runs: RunIndex) -> UnackedRuns:
 
 
 def test_rows_of_two_runs_and_two_ledgers_become_parts_in_order() -> None:
-    """Each part names its run, counts rows from its first entry, and numbers its dispatches on."""
+    """Each part names its run and counts rows from its first entry. Dispatches are numbered on from part to part."""
     known = table(run(1, 0, 10), run(1, 10, 5), run(3, 0, 4))
     at = np.array([position(1, 2), position(1, 9), position(1, 10), position(3, 3)], np.int64)
     parts = known.parts(at, np.array([0, 1, 2, 3], np.uint8), 100)
@@ -51,7 +51,7 @@ def test_rows_of_two_runs_and_two_ledgers_become_parts_in_order() -> None:
 
 
 def test_positions_of_forgotten_runs_are_asked_of_the_topic() -> None:
-    """A part without a run has count 0 and entry ids for rows, one a ledger."""
+    """A part without a run has count 0, and entry ids as rows; there is one for each ledger."""
     known = table(run(5, 0, 10))
     at = np.array([position(2, 7), position(4, 1), position(5, 3), position(5, 50)], np.int64)
     parts = known.parts(at, NO_COUNTS, 0)
@@ -75,14 +75,14 @@ def test_runs_below_the_mark_delete_position_are_forgotten() -> None:
 
 
 def test_a_run_read_again_replaces_its_twin() -> None:
-    """After the read position went back, runs come again; none is kept twice."""
+    """Runs come again after the read position went back, and none is kept twice."""
     known = table(run(1, 0, 10), run(1, 10, 10), run(1, 0, 10))
     assert len(known) == 1
 
 
 @given(st.data())
 def test_every_position_comes_out_once_in_order(data: st.DataObject) -> None:
-    """Whatever is asked for: the parts together are exactly the positions, numbered without a gap."""
+    """For any request, the parts together are exactly the positions, numbered without a gap."""
     counts = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=8))
     firsts = np.cumsum([0, *counts[:-1]])
     known = table(*(run(7, int(first), count) for first, count in zip(firsts, counts, strict=True)))
@@ -96,19 +96,19 @@ def test_every_position_comes_out_once_in_order(data: st.DataObject) -> None:
 
 
 def small(entry: int, data: bytes = b"") -> RunIndex:
-    """A run of one message with its payload along."""
+    """Return a run of one message with its payload."""
     made = run(1, entry, 1)
     made.blob, made.bytes = Blob(data), len(data)
     return made
 
 
 def at(*entries: int) -> Positions:
-    """Positions of ledger 1."""
+    """Return positions of ledger 1."""
     return np.array([position(1, entry) for entry in entries], np.int64)
 
 
 def test_one_stuck_message_keeps_no_later_run() -> None:
-    """What is kept follows what is open, wherever the mark-delete position stands; payloads go with their runs."""
+    """The kept runs follow the open messages, wherever the mark-delete position stands. Payloads go with their runs."""
     known = UnackedRuns(lambda: 0)
     most = 0
     for entry in range(20_000):
@@ -135,7 +135,7 @@ def test_a_run_stays_until_its_last_message_is_done() -> None:
 
 
 def test_an_answer_is_not_kept_by_one_of_its_runs() -> None:
-    """Neither its columns nor a payload that lies in the memory of the whole answer."""
+    """The run keeps neither the answer's columns nor a payload inside the memory of the whole answer."""
     whole = bytes(100_000)
     one = run(1, 0, 1)
     one.columns, one.blob, one.bytes = Blob(memoryview(whole)[:4]), Blob(memoryview(whole)[:5_000]), 5_000
@@ -150,7 +150,7 @@ def test_an_answer_is_not_kept_by_one_of_its_runs() -> None:
 
 @given(st.data())
 def test_the_table_holds_what_a_plain_one_holds(data: st.DataObject) -> None:
-    """Against a dictionary: runs are added, finished, passed by the mark-delete position and read again."""
+    """A dictionary is the model: runs are added, finished, passed by the mark-delete position and read again."""
     known, plain, last, end = UnackedRuns(lambda: 0), dict[int, set[int]](), dict[int, int](), 0
     for _ in range(data.draw(st.integers(1, 40))):
         step = data.draw(st.sampled_from(("add", "add", "done", "below", "again")))

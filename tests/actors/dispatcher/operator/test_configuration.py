@@ -1,4 +1,4 @@
-"""Other settings for a subscription: they are in force, or the caller is told why not; and leases stay honest."""
+"""Changed settings of a subscription take effect, or the caller learns why not; and leases stay honest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_settings_in_use_are_refused_and_do_not_change(changed: dict[str, int | 
 
 
 async def actor_settings(broker: Broker) -> SubscriptionSettings:
-    """What the dispatcher works with."""
+    """Return the settings that the dispatcher works with."""
     broker.directory = Directory(broker.ports, CONTROLLER)
     process = broker.world.at(await broker.directory.dispatcher(TOPIC, 0, SUBSCRIPTION))
     assert process is not None
@@ -48,7 +48,7 @@ async def actor_settings(broker: Broker) -> SubscriptionSettings:
 
 
 def test_a_dispatcher_gets_the_settings_that_are_asked_for() -> None:
-    """It died while nobody was there; whoever starts it again asks for other settings than those of its record."""
+    """The dispatcher died while nobody was attached. The next start asks for other settings than the recorded ones."""
 
     async def scenario(broker: Broker) -> None:
         address = await broker.address()
@@ -63,8 +63,8 @@ def test_a_dispatcher_gets_the_settings_that_are_asked_for() -> None:
     play(scenario)
 
 
-def test_who_comes_back_brings_no_settings() -> None:
-    """They were changed while it was taken for dead; it works with those that are in force."""
+def test_returning_consumer_brings_no_settings() -> None:
+    """The settings changed while the consumer was taken for dead. The consumer works with those in force."""
 
     async def scenario(broker: Broker) -> None:
         frozen = await broker.join("frozen")
@@ -82,7 +82,7 @@ def test_who_comes_back_brings_no_settings() -> None:
 
 
 def test_settings_that_are_not_said_stay() -> None:
-    """With a consumer connected as well, at a caller that knows the dispatcher and at one that does not."""
+    """This holds with and without a consumer, and for callers that know the dispatcher or do not."""
 
     async def scenario(broker: Broker) -> None:
         await broker.configure(max_redeliver_count=3, nack_order="key")
@@ -103,7 +103,7 @@ def test_settings_that_are_not_said_stay() -> None:
 
 
 def test_settings_that_cannot_work_together_are_refused() -> None:
-    """The ones that are said with the ones in force; and those of a subscription that is new, altogether."""
+    """The check combines the given settings with those in force, or takes all settings of a new subscription."""
 
     async def scenario(broker: Broker) -> None:
         await broker.address()
@@ -131,7 +131,7 @@ def test_an_answer_says_which_settings_are_in_force() -> None:
 
 
 def test_a_shorter_lease_makes_no_two_owners() -> None:
-    """The old owner is cut off from the store, and trusts itself no longer than the lease that it gives allows."""
+    """The old owner is cut off from the store, and trusts itself no longer than the lease that it gives."""
 
     async def scenario(broker: Broker) -> None:
         await broker.address()
@@ -153,12 +153,12 @@ def test_a_shorter_lease_makes_no_two_owners() -> None:
 
 
 class Elsewhere(Directory):
-    """Knows of the newer owner only."""
+    """A directory that knows only the newer owner."""
 
     def __init__(self, ports: Ports, address: Address) -> None:
         super().__init__(ports, CONTROLLER)
         self._address = address
 
     async def dispatcher(self, *_: object, **__: object) -> Address:
-        """That one."""
+        """Return the newer owner's address."""
         return self._address

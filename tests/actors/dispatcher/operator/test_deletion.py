@@ -1,4 +1,4 @@
-"""A subscription is deleted by its owner alone, and on all partitions or on none."""
+"""A subscription's owner alone deletes it, on all partitions or on none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORCED = DeleteSubscription(force=True)
 
 
 async def owner(broker: Broker, partition: int = 0) -> Dispatcher:
-    """The actor itself."""
+    """Return the dispatcher itself."""
     process = broker.world.at(await broker.address(partition))
     assert process is not None
     assert isinstance(process.actor, Dispatcher)
@@ -38,7 +38,7 @@ async def owner(broker: Broker, partition: int = 0) -> Dispatcher:
 
 
 async def replace(broker: Broker, actor: Dispatcher) -> None:
-    """A newer owner writes the record, and this one is not told."""
+    """Let a newer owner write the record without a word to this one."""
     newer = FencedRecord(broker.world.client("newer"), actor.identity.key)
     value = await newer.acquire()
     assert value is not None
@@ -46,13 +46,13 @@ async def replace(broker: Broker, actor: Dispatcher) -> None:
 
 
 async def recorded(broker: Broker) -> list[bool]:
-    """By partition, whether the subscription has a record there."""
+    """Return for each partition whether the subscription has a record there."""
     keys = [f"subscription/{TOPIC}/{partition}/{SUBSCRIPTION}" for partition in range(broker.partitions)]
     return [await broker.ports.meta.read(key) is not None for key in keys]
 
 
 async def marks(broker: Broker) -> dict[str, int]:
-    """How far the topic knows each of its subscriptions to be, in its record."""
+    """Return each subscription's progress, by the topic's record."""
     record = await broker.ports.meta.read(record_key(TOPIC, 0))
     assert record is not None
     return unpack_record(record.value).subscriptions
@@ -90,7 +90,7 @@ def test_an_owner_that_was_replaced_unknowingly_deletes_nothing() -> None:
     play(scenario)
 
 
-def test_who_is_replaced_while_it_deletes_leaves_the_record() -> None:
+def test_owner_replaced_during_a_deletion_leaves_the_record() -> None:
     async def scenario(broker: Broker) -> None:
         actor = await owner(broker)
         history = actor.parts.context.history
@@ -102,8 +102,8 @@ def test_who_is_replaced_while_it_deletes_leaves_the_record() -> None:
     play(scenario)
 
 
-def test_what_was_half_deleted_begins_anew() -> None:
-    """Nothing that was done before counts, and the deletion can be asked for again."""
+def test_half_deleted_subscription_starts_over() -> None:
+    """Acknowledgements from before do not count, and the deletion can be asked for again."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
@@ -130,7 +130,7 @@ def test_what_was_half_deleted_begins_anew() -> None:
     play(scenario, initial_position="earliest")
 
 
-def test_nobody_attaches_while_it_is_deleted() -> None:
+def test_attach_is_refused_during_a_deletion() -> None:
     async def scenario(broker: Broker) -> None:
         actor = await owner(broker)
         history, refused = actor.parts.context.history, list[SluiceError]()
@@ -145,13 +145,13 @@ def test_nobody_attaches_while_it_is_deleted() -> None:
         await actor.on_delete_subscription(FORCED)
         assert refused
         assert await recorded(broker) == [False]
-        await broker.join("later")  # makes it anew, so that there is an owner whose sentinel can be asked
+        await broker.join("later")  # creates it again, so that there is an owner whose sentinel can be asked
 
     play(scenario)
 
 
 async def attach(broker: Broker, partition: int, name: str) -> Attached:
-    """A consumer that comes. Raises what the owner refuses it with."""
+    """Attach a consumer. Raises the owner's refusal."""
     reply = await broker.ports.net.call(
         await broker.address(partition), Attach(consumer=name, incarnation=name), 10_000
     )
@@ -160,7 +160,7 @@ async def attach(broker: Broker, partition: int, name: str) -> Attached:
 
 
 async def ask(broker: Broker, request: Any) -> None:
-    """A request to the controller that must be answered."""
+    """Send a request to the controller that must be answered."""
     assert not isinstance(await broker.ports.net.call(CONTROLLER, request, 60_000), Unknown)
 
 
@@ -182,7 +182,7 @@ def test_a_consumer_on_one_partition_keeps_all_of_them(used: int) -> None:
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_who_comes_during_a_deletion_keeps_no_half(late: int) -> None:
+def test_attach_during_a_deletion_keeps_no_partition(late: int) -> None:
     async def scenario(broker: Broker) -> None:
         actor = await owner(broker, 1 - late)
         address, outcomes = await broker.address(late), list[object]()
@@ -211,7 +211,7 @@ def test_a_durable_one_is_never_unused() -> None:
 
 
 def test_one_that_is_made_again_is_heard_by_its_topic() -> None:
-    """The topic ignores what earlier subscriptions of the name still say, and nothing of what this one says."""
+    """The topic ignores late reports of earlier subscriptions of the name, but none of the new one's."""
 
     async def scenario(broker: Broker) -> None:
         first = await owner(broker)
@@ -236,8 +236,11 @@ def test_one_that_is_made_again_is_heard_by_its_topic() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_who_deletes_it_at_the_same_time_hears_the_same(seed: int) -> None:
-    """Two controllers may be asked, when the first one is silent. The second would start it anew if it was refused."""
+def test_concurrent_deletions_get_the_same_answer(seed: int) -> None:
+    """A second controller may be asked while the first is silent.
+
+    If it was refused, it would start the subscription again.
+    """
 
     async def scenario(broker: Broker) -> None:
         actor, address = await owner(broker), await broker.address()
@@ -249,8 +252,8 @@ def test_who_deletes_it_at_the_same_time_hears_the_same(seed: int) -> None:
     play(scenario, seed=seed)
 
 
-def test_who_takes_the_place_of_a_deleted_one_makes_none() -> None:
-    """Another controller was asked to delete it, and this one finds its owner gone."""
+def test_replacing_a_deleted_owner_creates_no_record() -> None:
+    """Another controller has deleted the subscription, and this one finds the owner gone."""
 
     async def scenario(broker: Broker) -> None:
         address = await broker.address()
@@ -264,8 +267,8 @@ def test_who_takes_the_place_of_a_deleted_one_makes_none() -> None:
     play(scenario)
 
 
-def test_who_comes_when_one_of_its_name_was_deleted_gets_its_own() -> None:
-    """At that moment its owner is being started in place of the other one's."""
+def test_consumer_after_a_deletion_gets_a_new_subscription() -> None:
+    """At that moment the controller starts an owner in place of the deleted subscription's."""
 
     async def scenario(broker: Broker) -> None:
         address = await broker.address()
@@ -279,8 +282,8 @@ def test_who_comes_when_one_of_its_name_was_deleted_gets_its_own() -> None:
     play(scenario)
 
 
-def test_nothing_is_said_behind_the_word_that_it_is_gone() -> None:
-    """What was acknowledged last is reported a second later: if the stores are slow, that would be behind it."""
+def test_no_progress_is_reported_after_the_deletion() -> None:
+    """The last acknowledgements are reported a second later. With slow stores that would be after the deletion."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")

@@ -1,4 +1,4 @@
-"""What operators are told of messages that wait."""
+"""The answers to operators' questions about waiting messages."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ LEASE_MS = 3_000
 
 
 async def explained(broker: Broker, key: str) -> dict[str, Any]:
-    """Why the messages of a key wait."""
+    """Return why the messages of a key wait."""
     return await asked(broker, Explain(key=key.encode()))
 
 
 async def asked(broker: Broker, question: Explain) -> dict[str, Any]:
-    """The answer to a question."""
+    """Return the answer to a question."""
     told = await broker.ask(question)
     found: dict[str, Any] = shown(told)
     return found
 
 
 def dispatcher(broker: Broker) -> Dispatcher:
-    """The one of the first partition."""
+    """Return the dispatcher of the first partition."""
     actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
     assert isinstance(actor, Dispatcher)
     return actor
@@ -60,7 +60,7 @@ def test_explain_tells_when_the_lease_of_a_frozen_holder_ends() -> None:
 
 
 def test_explain_tells_a_hanging_application_from_a_frozen_one() -> None:
-    """The process of the one is heard again and again, and its lease never ends."""
+    """The process of a hanging application still polls, so its lease never ends."""
 
     async def scenario(broker: Broker) -> None:
         hangs = await broker.join("hangs", acking=False, taking=False)
@@ -102,8 +102,8 @@ def test_a_due_message_waits_for_permits_and_not_for_time(tracker: str, shared: 
     )
 
 
-def test_what_is_read_while_it_is_asked_about_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was said not to be due, although nobody had looked when it is."""
+def test_message_read_during_explain_shows_its_due_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer once said that the message was not due, although nothing had looked at its due time."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
@@ -125,8 +125,8 @@ def test_what_is_read_while_it_is_asked_about_has_its_time(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_what_the_delayed_index_lost_is_explained(shared: bool) -> None:
-    """Such a message was said to be acknowledged, or not due, for as long as no consumer was there."""
+def test_message_lost_by_the_delayed_index_is_explained(shared: bool) -> None:
+    """The answer once called such a message acknowledged, or not due, while no consumer was attached."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
@@ -153,8 +153,8 @@ def test_what_the_delayed_index_lost_is_explained(shared: bool) -> None:
     play(scenario, topic={"roll_entries": 4}, **settings)
 
 
-def test_what_is_at_a_consumer_does_not_wait_for_others() -> None:
-    """That the subscription is paused holds back what comes behind it."""
+def test_delivered_message_does_not_wait_for_others() -> None:
+    """The pause of the subscription holds back only the messages behind it."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", queue=1, acking=False)
@@ -217,7 +217,7 @@ def test_a_key_with_delayed_messages_alone_is_explained() -> None:
 
 
 def test_a_key_whose_messages_were_not_read_waits_for_a_consumer() -> None:
-    """There was nothing to deliver, and a publish would help, although two messages of it waited."""
+    """The answer once was that there was nothing to deliver and a publish would help, although two messages waited."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
@@ -252,7 +252,7 @@ def test_a_message_that_is_not_there_waits_for_nothing() -> None:
 
 
 def test_a_new_owners_backlog_begins_behind_what_was_trimmed() -> None:
-    """All of the ledger that its record names is done and gone, and no consumer lets it read."""
+    """The ledger in the owner's record is done and trimmed, and without a consumer the owner does not read."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")

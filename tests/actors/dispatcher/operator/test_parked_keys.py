@@ -1,4 +1,4 @@
-"""What operators decide of parked keys holds in the order in which it was answered."""
+"""Operators' decisions about parked keys hold in the order of their answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARKS: dict[str, Any] = {"dead_letter_policy": "park", "nack_order": "key", "max
 
 
 async def failed(broker: Broker, client: Client) -> None:
-    """The first message of a key fails for good, and a second one waits behind it."""
+    """Let the first message of a key fail for good, with a second one waiting behind it."""
     await broker.publish("k", "k")
     await broker.until(lambda: len(client.got) == 1)
     for _ in range(2):
@@ -27,8 +27,8 @@ async def failed(broker: Broker, client: Client) -> None:
     assert (await broker.stats())["parkedKeys"] == 1
 
 
-def test_what_was_redriven_is_not_discarded() -> None:
-    """The discard waited for the topic, whoever asked for it gave up, and then the key was redriven."""
+def test_redriven_key_is_not_discarded() -> None:
+    """The discard waited for the topic, its caller gave up, and then the key was redriven."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", queue=1, acking=False, taking=False)

@@ -1,4 +1,4 @@
-"""Moving a subscription: where a skip ends, and what an outage leaves of a seek or of a cleared backlog."""
+"""Moving a subscription: the end of a skip, and the state after an outage during a seek or a clear."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.sim.worlds.clients import Traffic
     st.integers(1, 30),
 )
 def test_a_skip_counts_open_messages_over_ledger_ends(counts: list[int], done: set[int], messages: int) -> None:
-    """Whatever the ledgers hold (also nothing) and whatever is acknowledged: exactly so many, or all there are."""
+    """For any ledgers, empty ones too, and any acknowledgements, a skip takes the wanted number or all there are."""
     every = [position(ledger * 2 + 1, entry) for ledger, count in enumerate(counts) for entry in range(count)]
     chain: list[tuple[int, int | None]] = [(ledger * 2 + 1, count - 1) for ledger, count in enumerate(counts)]
     chain[-1] = (chain[-1][0], None)
@@ -73,19 +73,19 @@ KEPT = Ends(first=position(3, 2), last=position(8, 9), next=position(8, 10), led
     ],
 )  # fmt: skip
 def test_a_place_in_the_topic_is_found(wanted: str, found: int) -> None:
-    """What was trimmed means the oldest that is kept; the place behind a ledger's last message is one."""
+    """A trimmed position means the oldest kept one. The place behind a ledger's last message is valid."""
     assert named_position(wanted, KEPT) == found
 
 
 @pytest.mark.parametrize("wanted", ["4:0", "99:0", "3:9", "5:2", "8:11", "2147483647:4294967295", "", "5", "x:y"])
 def test_a_place_that_never_was_is_refused(wanted: str) -> None:
-    """It is not quietly the end of the topic."""
+    """The request does not silently mean the end of the topic."""
     with pytest.raises(Invalid):
         named_position(wanted, KEPT)
 
 
 def test_a_time_in_nanoseconds_is_refused() -> None:
-    """Milliseconds of the future, whatever unit somebody meant, are no place to go."""
+    """A time in another unit is milliseconds of the far future, and no place to go."""
     now = 1_800_000_000_000
     check_time(now + 30_000, now)
     for time in (now * 1000, now * 1_000_000, now + 3_600_000):
@@ -97,7 +97,7 @@ def test_a_time_in_nanoseconds_is_refused() -> None:
     ("verb", "arguments"), [("seek", {"message_id": "earliest"}), ("clear_backlog", {})], ids=["seek", "clear"]
 )
 def test_an_outage_of_the_store_leaves_nothing_half_done(verb: str, arguments: dict[str, Any]) -> None:
-    """The operator is told that it did not work out; afterwards everything that is not done is delivered (L1, L3)."""
+    """The operator gets an error. Afterwards every message that is not done is delivered (L1, L3)."""
     settings = SubscriptionSettings(
         initial_position="earliest", delayed_tracker="bucket", delayed_delivery_min_index_count_per_bucket=5
     )
@@ -111,7 +111,7 @@ def test_an_outage_of_the_store_leaves_nothing_half_done(verb: str, arguments: d
     course.excused |= {"unexplained_redelivery", "acked_redelivered", "lost"}
 
     def cut_when_told(caller: Process, to: str, request: Request[Any], outcome: object) -> None:
-        """The topic has noted the seek: now nothing can be stored any more."""
+        """Cut the store off as soon as the topic has noted the seek."""
         if isinstance(request, Progress) and request.firm:
             world.meta.trouble.cut["broker-0"] = 1
 
@@ -139,7 +139,7 @@ def test_an_outage_of_the_store_leaves_nothing_half_done(verb: str, arguments: d
 @pytest.mark.parametrize("verb", ["clear_backlog", "skip", "expire", "seek"])
 @pytest.mark.parametrize("replaced", [False, True])
 def test_nothing_goes_out_behind_a_skip_that_is_not_durable(verb: str, replaced: bool) -> None:
-    """The next owner does not know of it: what was left out would come behind later messages of its key (promise 3)."""
+    """The next owner does not know of the skip: its messages would come behind later ones of their key (promise 3)."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", queue=1, acking=False, taking=False)
@@ -179,8 +179,8 @@ def test_nothing_goes_out_behind_a_skip_that_is_not_durable(verb: str, replaced:
 
 
 @pytest.mark.parametrize("pause", range(0, 1_500, 75))
-def test_what_a_confirmed_seek_goes_back_to_is_not_trimmed(pause: int) -> None:
-    """Whenever the topic hears how far the subscription was: the message at the position that was answered comes."""
+def test_target_of_a_confirmed_seek_is_not_trimmed(pause: int) -> None:
+    """The message at the answered position comes, whenever the topic hears of the subscription's progress."""
 
     async def scenario(world: World) -> None:
         broker = Broker(world, 1, SubscriptionSettings(initial_position="earliest"))
@@ -200,7 +200,7 @@ def test_what_a_confirmed_seek_goes_back_to_is_not_trimmed(pause: int) -> None:
 
 
 def test_no_statement_from_before_a_seek_is_sent_behind_it() -> None:
-    """How far the subscription was is made durable, then somebody seeks back, then the topic is to be told."""
+    """The progress becomes durable, then an operator seeks back, then the topic's report is due."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
@@ -227,16 +227,16 @@ def test_no_statement_from_before_a_seek_is_sent_behind_it() -> None:
         at = client.got[0].position
         client.acking = False
         await broker.admin("seek", message_id=show(at))
-        assert topic._upkeep.marks[SUBSCRIPTION] == at - 1
+        assert topic._maintenance.marks[SUBSCRIPTION] == at - 1
         for _ in range(200):
             await broker.quiet(5)
-            assert topic._upkeep.marks[SUBSCRIPTION] == at - 1
+            assert topic._maintenance.marks[SUBSCRIPTION] == at - 1
 
     play(scenario)
 
 
 def test_a_seek_does_not_wait_for_the_read_at_the_end() -> None:
-    """A read that waits for new messages is void at once: what was sought comes long before it would have ended."""
+    """A read that waits for new messages is void at once: the sought messages come long before its end."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
@@ -253,7 +253,7 @@ def test_a_seek_does_not_wait_for_the_read_at_the_end() -> None:
 
 
 def test_a_seek_that_waited_does_not_undo_a_later_one() -> None:
-    """The first waits for the topic while a second one is carried out: that one was answered, and holds."""
+    """The first seek waits for the topic while a second one is answered. The second one holds."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c")
@@ -290,7 +290,7 @@ def test_a_seek_that_waited_does_not_undo_a_later_one() -> None:
 
 @pytest.mark.parametrize("waits", ["seek", "clear_backlog"])
 def test_a_seek_and_a_clear_hold_in_the_order_of_asking(waits: str) -> None:
-    """The first waits for the topic while the other one is carried out: that one was answered, and holds."""
+    """The first request waits for the topic while the other one is answered. The answered one holds."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", acking=False)
@@ -316,8 +316,8 @@ def test_a_seek_and_a_clear_hold_in_the_order_of_asking(waits: str) -> None:
 
 
 @pytest.mark.parametrize(("verb", "arguments"), [("clear_backlog", {}), ("skip", {"messages": 3})])
-def test_what_comes_behind_a_clear_stays(verb: str, arguments: dict[str, Any]) -> None:
-    """An earlier request waited for the topic, and who asked gave up and cleared the backlog."""
+def test_message_published_after_a_clear_stays(verb: str, arguments: dict[str, Any]) -> None:
+    """An earlier request waited for the topic. Its caller gave up and cleared the backlog."""
 
     async def scenario(broker: Broker) -> None:
         await broker.publish(*"abcd")
@@ -340,8 +340,8 @@ def test_what_comes_behind_a_clear_stays(verb: str, arguments: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("meanwhile", ["acknowledge", "seek"])
-def test_what_is_done_meanwhile_did_not_expire(meanwhile: str) -> None:
-    """Until an expiry is durable messages are acknowledged, or wanted again: neither changes how many expired."""
+def test_message_done_meanwhile_did_not_expire(meanwhile: str) -> None:
+    """Before an expiry is durable, messages are acknowledged or reopened. Neither changes how many expired."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", acking=False)
@@ -378,8 +378,8 @@ def test_what_is_done_meanwhile_did_not_expire(meanwhile: str) -> None:
     play(scenario)
 
 
-def test_what_a_seek_wants_again_is_durable_with_it() -> None:
-    """No version of the record that has the new place still calls what lies behind it cancelled."""
+def test_messages_reopened_by_a_seek_are_durable_with_it() -> None:
+    """No version of the record with the new place still calls the messages behind it cancelled."""
 
     async def scenario(broker: Broker) -> None:
         await broker.join("c")
@@ -401,7 +401,7 @@ def test_what_a_seek_wants_again_is_durable_with_it() -> None:
 
 
 def test_an_owner_that_was_replaced_deletes_no_record() -> None:
-    """A deletion awaits one store after the other; whoever is the owner meanwhile keeps its record."""
+    """A deletion awaits one store after another. An owner that takes over meanwhile keeps its record."""
 
     async def scenario(broker: Broker) -> None:
         await broker.join("c")

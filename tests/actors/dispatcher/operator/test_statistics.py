@@ -1,4 +1,4 @@
-"""Statistics of a subscription: what they count, and when they may have changed."""
+"""Statistics of a subscription: their counts, and the moments at which they may have changed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ GRACE_MS, LEASE_MS = 60_000, 3_000
 
 
 def dispatcher(broker: Broker) -> Dispatcher:
-    """The subscription's owner."""
+    """Return the subscription's owner."""
     actor = broker.world.process(broker.world.alive("dispatcher-")[0]).actor
     assert isinstance(actor, Dispatcher)
     return actor
 
 
 def test_ledgers_that_no_read_has_told_of_count_as_well() -> None:
-    """A read tells where the topic ends, and of the ledgers that it has come through; the next one is under way."""
+    """A read names the topic's end and the ledgers that it has passed. The next read is still under way."""
 
     async def scenario(broker: Broker) -> None:
         for key in "abcdefghij":
@@ -51,7 +51,7 @@ def test_ledgers_that_no_read_has_told_of_count_as_well() -> None:
 
 
 def test_the_end_of_a_grace_is_news_for_who_shows_metrics() -> None:
-    """Nothing else happens, and what was shown of an idle subscription is shown again until its figures differ."""
+    """Nothing else happens. An idle subscription's old figures are shown until they differ."""
 
     async def scenario(broker: Broker) -> None:
         await broker.join("a")
@@ -74,8 +74,8 @@ def test_the_end_of_a_grace_is_news_for_who_shows_metrics() -> None:
 
 
 @pytest.mark.parametrize("kind", ["shared", "key_shared", "exclusive"])
-def test_what_is_held_from_an_earlier_owner_is_told(kind: str) -> None:
-    """The consumer has no permits, so that nothing is read, and it holds what it had."""
+def test_messages_held_from_an_earlier_owner_are_counted(kind: str) -> None:
+    """The consumer has no permits, so nothing is read. It still holds its earlier messages."""
 
     async def scenario(broker: Broker) -> None:
         client = await broker.join("c", queue=4, acking=False, taking=False)

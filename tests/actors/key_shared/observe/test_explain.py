@@ -1,4 +1,4 @@
-"""Explanations: every gate gives its reason, what would lift it, and lifting it does deliver the message."""
+"""Every gate's explanation gives its reason and its remedy, and the remedy does deliver the message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X, Y = MOVED[:2]
 
 
 def draining() -> Driver:
-    """c1 holds 1:0 and 1:1 of X, c2 owns X now, 1:2 and 1:3 wait."""
+    """Let c1 hold 1:0 and 1:1 of X, which c2 owns now, while 1:2 and 1:3 wait."""
     flow = Driver()
     flow.join("c1")
     flow.send(X, X)
@@ -114,7 +114,7 @@ def test_recently_joined() -> None:
 
 
 def test_a_redelivery_names_whose_joining_holds_it_back() -> None:
-    """It named the owner's own, of a position behind the message, and an acknowledgement that lifted nothing."""
+    """The reason once named the owner's own joining, behind the message, and an acknowledgement that lifted nothing."""
     owners = keys_by_owners(("c1",), ("c2",), ("c3",))
     kept, moved = owners["c1", "c1", "c1"][0], owners["c1", "c1", "c3"][0]
     flow = Driver(policy="read_position")
@@ -172,7 +172,7 @@ def test_delivered_delayed_dead_and_unknown() -> None:
 @pytest.mark.parametrize(
     ("policy", "by"), [("skip", "the dead letter topic"), ("block", "an operator's decision"), ("park", "an operator")]
 )
-def test_what_failed_too_often_goes_where_it_is_to_go(policy: str, by: str) -> None:
+def test_explain_names_the_way_of_a_failed_message(policy: str, by: str) -> None:
     flow = Driver(max_redeliver_count=1, dead_letter_policy=policy, nack_order="key")
     flow.join("c1")
     flow.send(X)
@@ -198,7 +198,7 @@ def test_not_read_yet_and_what_stops_the_reading() -> None:
     assert flow.why(position=ahead) == ["unacked_limit", "look_ahead_limit"]
 
 
-def test_what_was_read_forward_waits_behind_redelivery() -> None:
+def test_fresh_message_waits_behind_a_redelivery() -> None:
     flow = Driver(entry=5)
     flow.join("c1")
     flow.due(X)
@@ -224,7 +224,7 @@ def test_shared_subscriptions_are_explained_too() -> None:
 
 
 @pytest.mark.parametrize("kind", ["shared", "key_shared"])
-def test_who_may_hold_no_more_is_not_out_of_permits(kind: str) -> None:
+def test_consumer_at_its_unacked_limit_is_not_out_of_permits(kind: str) -> None:
     flow = Driver(type=kind, max_unacked_messages_per_consumer=2)
     flow.join("c1")
     flow.join("c2", permits=0)
@@ -276,7 +276,7 @@ def test_blocked_keys_by_age() -> None:
 
 
 @pytest.mark.parametrize("selector", ["consistent_hashing", "auto_split"])
-def test_what_if_agrees_with_what_then_happens(selector: str) -> None:
+def test_predicted_moves_agree_with_the_real_ones(selector: str) -> None:
     flow = Driver(selector=selector)
     for name in ("c0", "c1", "c2", "c3"):
         flow.join(name)
@@ -297,7 +297,7 @@ def test_what_if_agrees_with_what_then_happens(selector: str) -> None:
         flow.dispatch.what_if(remove=["c2"])
 
 
-def test_what_if_makes_no_sense_where_users_choose_the_ranges() -> None:
+def test_sticky_selector_refuses_predictions() -> None:
     with pytest.raises(Invalid):
         Driver(selector="sticky").dispatch.what_if(add=1)
 
@@ -360,8 +360,8 @@ def test_st_1_statistics_have_pulsars_names_and_add_up() -> None:
     assert flow.dispatch.stats(0)["drainingHashesClearedTotal"] == 1
 
 
-def test_what_expired_while_it_was_held_says_so() -> None:
-    """Its key stays blocked, which is a decision; whoever asks is told."""
+def test_message_expired_while_held_is_explained() -> None:
+    """The key stays blocked, by decision, and the explanation says why."""
     flow = Driver()
     flow.join("c1")
     flow.send(X)

@@ -1,4 +1,4 @@
-"""What draining there has been, although nobody asked while it lasted."""
+"""The statistics of draining, even if nobody asked while it lasted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ X, Y = keys_by_owners(("c1",), ("c2",))["c1", "c2"][:2]
 
 
 def drained() -> Driver:
-    """c1 held two hashes that c2 owns; X blocked two messages' passes and ended after 70 ms, Y after 30 ms."""
+    """Let c1 drain two hashes that c2 owns: X after 70 ms and two messages that it held back, Y after 30 ms."""
     flow = Driver()
     flow.join("c1")
     flow.send(X, Y)
@@ -30,7 +30,7 @@ def drained() -> Driver:
     return flow
 
 
-def test_what_is_over_is_still_told() -> None:
+def test_finished_drains_stay_in_the_statistics() -> None:
     stats = drained().dispatch.stats(0)
     assert stats["drainingHashesCount"] == 0
     assert (stats["drainingHashesPeak"], stats["drainingHashesBegunTotal"]) == (2, 2)
@@ -69,7 +69,7 @@ HOUR = 3_600_000
 
 
 def waits_for_an_hour() -> tuple[Driver, int]:
-    """c1 held a hash that c2 owns, and for an hour nothing happened; the number of c1."""
+    """Let c1 hold a hash that c2 owns for an hour in which nothing happens. Return also the number of c1."""
     flow = Driver()
     flow.join("c1")
     flow.send(X)
@@ -80,13 +80,13 @@ def waits_for_an_hour() -> tuple[Driver, int]:
 
 
 def longest(flow: Driver) -> int:
-    """How long c1's hashes drained at most, ms."""
+    """Return the longest drain of c1's hashes, in ms."""
     longest: int = flow.dispatch.stats(0)["drainingHashesByConsumer"]["c1"]["millisMax"]
     return longest
 
 
 def test_a_hash_drains_until_it_is_reported_not_until_a_look() -> None:
-    """Nobody looks at a subscription that rests, and there hashes drain longest."""
+    """No look comes to an idle subscription, and there hashes drain longest."""
     flow, one = waits_for_an_hour()
     flow.dispatch.acknowledge_soon(at("1:0"), one, now=flow.now)
     assert longest(flow) == HOUR
@@ -101,8 +101,8 @@ def test_a_hash_drains_until_it_is_reported_not_until_a_look() -> None:
     assert longest(flow) == HOUR
 
 
-def test_what_drains_at_who_came_back_counts_as_begun() -> None:
-    """c1 held it under an earlier owner of the subscription, and c2 has its hash now."""
+def test_drain_at_a_returned_consumer_counts_as_begun() -> None:
+    """c1 held the messages under an earlier owner of the subscription, and c2 has their hashes now."""
     for read_again in (False, True):
         flow = Driver()
         flow.join("c1", holding=at("1:0", "1:1"))

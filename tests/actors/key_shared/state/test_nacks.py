@@ -1,4 +1,4 @@
-"""What was given back, how often and for how long: in one owner, and from one owner to the next."""
+"""Negative acknowledgements: how often and for how long, in one owner and from one owner to the next."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ X, Y = keys_by_owners(("c1",), ("c2",))["c1", "c2"][:2]
 
 
 def next_owner(flow: Driver, after: int = 0, **settings: Any) -> Driver:
-    """A new owner, that knows what the record says and has read nothing."""
+    """Return a new owner that has its predecessor's record and has read nothing."""
     new = Driver(**settings)
     new.now = flow.now + after
     new.dispatch.remember(decode(flow.dispatch.redeliveries()), new.now)
@@ -24,7 +24,7 @@ def next_owner(flow: Driver, after: int = 0, **settings: Any) -> Driver:
 
 
 def counts(flow: Driver) -> dict[int, int]:
-    """Route once: entry and redelivery count of what goes out."""
+    """Route once. Return the redelivery count of each entry that goes out."""
     got: dict[int, int] = {}
     for part in flow.dispatch.route(flow.now):
         again = part.redeliveries if len(part.redeliveries) else np.zeros(len(part.positions), np.uint8)
@@ -53,7 +53,7 @@ def test_a_delay_and_a_count_outlive_the_owner() -> None:
     assert new.dispatch.redeliveries() == b""
 
 
-def test_what_was_not_read_again_is_passed_on_too() -> None:
+def test_nacks_of_unread_messages_are_passed_on_too() -> None:
     flow = Driver()
     flow.join("c1")
     flow.send(X, Y)
@@ -67,7 +67,7 @@ def test_what_was_not_read_again_is_passed_on_too() -> None:
     assert counts(third) == {0: 1}
 
 
-def test_what_a_consumer_holds_keeps_its_count() -> None:
+def test_held_message_keeps_its_redelivery_count() -> None:
     flow = Driver()
     flow.join("c1")
     flow.send(X)
@@ -94,7 +94,7 @@ def test_given_back_before_it_is_read_again_counts_and_waits() -> None:
 
 @pytest.mark.parametrize("read", [False, True])
 def test_said_again_it_counts_once(read: bool) -> None:
-    """The owner before may have kept it, or not."""
+    """The owner before may have recorded the nack, or not."""
     flow = Driver()
     flow.join("c1")
     flow.send(X)
@@ -126,7 +126,7 @@ def test_said_again_it_leaves_what_is_elsewhere_or_done() -> None:
 
 
 def test_an_earlier_delay_does_not_end_a_later_one() -> None:
-    """Given back for long, brought back by a consumer that holds it, and given back for longer."""
+    """The message is given back for long, brought back by a consumer that holds it, and given back for longer."""
     flow = Driver()
     flow.join("c1")
     flow.send(X)
@@ -163,8 +163,8 @@ def test_many_different_delays_end_each_in_its_time() -> None:
 
 
 @pytest.mark.parametrize("by", [3_600_000, -3_600_000])
-def test_what_is_left_of_a_delay_stays_when_the_clock_is_set(by: int) -> None:
-    """Of what is here, and of what was not read yet."""
+def test_remaining_delay_stays_when_the_clock_is_set(by: int) -> None:
+    """The rest of the delay stays both for messages that are here and for those not read yet."""
     flow = Driver()
     flow.now = 7_200_000
     flow.join("c1")
@@ -192,7 +192,7 @@ def test_what_is_left_of_a_delay_stays_when_the_clock_is_set(by: int) -> None:
     assert not new.dispatch.delays_redeliveries()
 
 
-def test_what_was_given_back_too_often_stays_dead() -> None:
+def test_dead_letter_stays_dead_under_the_next_owner() -> None:
     flow = Driver(max_redeliver_count=1)
     flow.join("c1")
     flow.send(X)
@@ -206,7 +206,7 @@ def test_what_was_given_back_too_often_stays_dead() -> None:
     assert new.dispatch.dead_letters().tolist() == at("1:0").tolist()
 
 
-def test_what_is_done_or_cleared_is_forgotten() -> None:
+def test_nacks_of_done_or_cleared_messages_are_dropped() -> None:
     flow = Driver()
     flow.join("c1")
     flow.send(X, X, X, X)
@@ -237,8 +237,8 @@ def test_beyond_the_bound_the_longest_delays_are_kept(monkeypatch: pytest.Monkey
     assert flow.dispatch.stats(flow.now)["redeliveriesNotDurable"] == 0
 
 
-def test_what_is_said_again_was_delivered_before() -> None:
-    """It comes out of order then, which is no breach: later messages of its key may go first while it waits."""
+def test_repeated_nack_proves_an_earlier_delivery() -> None:
+    """The message then comes out of order, which is no breach: later ones of its key may go first while it waits."""
     flow = Driver()
     flow.join("c1", permits=0)
     flow.publish(X, X)

@@ -1,4 +1,4 @@
-"""Parked and blocked keys in the decision core: what is held, what goes on, and what comes back in which order."""
+"""Parked and blocked keys in the decision core: held messages, free ones, and the order in which they return."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tests.actors.key_shared.driver import Driver, at
 
 
 def parking(policy: str = "park", **settings: Any) -> Driver:
-    """One consumer `a`; a message fails when it is given back for the second time."""
+    """Return a driver with one consumer `a`; a message fails when it is given back for the second time."""
     driver = Driver(nack_order="key", max_redeliver_count=1, dead_letter_policy=policy, **settings)
     driver.join("a")
     return driver
 
 
 def asked_back(driver: Driver) -> list[str]:
-    """What `a` is told to give back."""
+    """Take the messages that `a` is asked to give back."""
     return [show(int(p)) for p in driver.dispatch.take_revoked(driver.numbers["a"])]
 
 
 def look(driver: Driver, size: int = 10) -> None:
-    """Read the keys of what failed, and of what lies behind it, as the owner does."""
+    """Read the keys of failed messages and of those behind them, as the owner does."""
     parked = driver.dispatch.parking
     while parked.waits_for_reading:
         for positions, tell in ((parked.failed(2), True), (parked.unknown(2), False)):
@@ -46,7 +46,7 @@ def look(driver: Driver, size: int = 10) -> None:
 
 
 def fail(driver: Driver, message: str) -> None:
-    """Give it back until it has failed, and everything that was asked back with it; then look at it."""
+    """Give a message back until it has failed, with every message that is asked back. Then look at it."""
     for _ in range(2):
         driver.nack("a", message)
         driver.nack("a", *(asked_back(driver) or ["99:9"]), counted=False)
@@ -55,14 +55,13 @@ def fail(driver: Driver, message: str) -> None:
 
 
 def redrive(driver: Driver, key: str) -> None:
-    """Let a key go."""
     found = driver.dispatch.parking.find(key.encode())
     assert found is not None
     driver.dispatch.parking.redrive([found.number])
 
 
 def stats(driver: Driver) -> dict[str, int]:
-    """Statistics of the subscription."""
+    """Return the statistics of the subscription."""
     return driver.dispatch.stats(driver.now)
 
 
@@ -83,7 +82,7 @@ def test_the_key_waits_and_others_go_on() -> None:
     assert not driver.dispatch.idle()
 
 
-def test_what_is_redriven_comes_in_order_and_first() -> None:
+def test_redriven_messages_come_in_order_and_first() -> None:
     driver = parking()
     driver.send("k", "k", "other")
     fail(driver, "1:0")
@@ -94,10 +93,10 @@ def test_what_is_redriven_comes_in_order_and_first() -> None:
     assert driver.dispatch.parking.held() == []
     driver.nack("a", "1:0")
     driver.nack("a", *asked_back(driver), counted=False)
-    assert driver.route() == {"a": ["1:0", "1:1", "1:3", "1:4"]}, "its redeliveries are counted anew"
+    assert driver.route() == {"a": ["1:0", "1:1", "1:3", "1:4"]}, "its redeliveries are counted from zero"
 
 
-def test_what_lies_before_the_failed_message_goes_on() -> None:
+def test_messages_before_the_failed_one_go_on() -> None:
     driver = parking()
     driver.send("k", "k", "k")
     fail(driver, "1:1")
@@ -150,7 +149,7 @@ def test_a_key_of_the_same_hash_goes_on(monkeypatch: pytest.MonkeyPatch) -> None
     assert driver.pending("a") == ["1:0", "1:1", "1:2", "1:4"]
 
 
-def test_what_lies_behind_a_failed_message_waits_for_its_key() -> None:
+def test_message_behind_a_failed_one_waits_for_its_key() -> None:
     driver = parking()
     driver.send("k", "k")
     for _ in range(2):
@@ -211,7 +210,7 @@ def test_above_the_keys_the_later_key_blocks() -> None:
     assert stats(driver)["parkedKeys"] == 1
 
 
-def test_what_finds_no_room_by_name_blocks_its_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_key_without_a_free_entry_blocks_its_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parked_messages, "MOST_KEYS", 1)
     driver = parking()
     driver.send("k", "j", "other")
@@ -227,7 +226,7 @@ def test_what_finds_no_room_by_name_blocks_its_hash(monkeypatch: pytest.MonkeyPa
 
 
 def taken_over(driver: Driver) -> Driver:
-    """The next owner, who knows the record."""
+    """Return the next owner, which has its predecessor's record."""
     new = parking()
     new.dispatch = KeySharedDispatcher(driver.dispatch._core.settings)
     new.dispatch.parking.load(driver.dispatch.parking.record())
@@ -254,7 +253,7 @@ def test_the_next_owner_keeps_them() -> None:
     assert new.dispatch.overtook(at("1:0", "1:2", "1:3")).tolist() == at("1:2").tolist()
 
 
-def test_what_the_next_owner_has_not_read_is_not_counted() -> None:
+def test_messages_unread_by_the_next_owner_are_not_counted() -> None:
     driver = parking()
     driver.send("k", "j")
     fail(driver, "1:0")
@@ -266,7 +265,10 @@ def test_what_the_next_owner_has_not_read_is_not_counted() -> None:
 
 
 def parked_with_a_later_message_held() -> Driver:
-    """The next owner of a subscription whose key is parked; `c`, which comes back, holds a later message of the key."""
+    """Return the next owner of a subscription with a parked key.
+
+    A consumer `c` returns to it with a later message of the key.
+    """
     driver = parking()
     driver.send("k", "k", "k")
     fail(driver, "1:0")
@@ -290,8 +292,8 @@ def test_a_consumer_that_comes_back_has_what_it_holds() -> None:
     assert stats(new)["msgParked"] == 3
 
 
-def test_what_is_redriven_asks_back_what_follows_it() -> None:
-    """A consumer comes back with a later message of the key, and the key goes on before the next dispatch."""
+def test_redriven_key_asks_back_its_later_messages() -> None:
+    """A consumer comes back with a later message of the key, and the key is redriven before the next dispatch."""
     new = parked_with_a_later_message_held()
     redrive(new, "k")
     assert [show(int(p)) for p in new.dispatch.take_revoked(new.numbers["c"])] == ["1:1"]
@@ -311,7 +313,7 @@ def test_a_delayed_message_of_the_key_is_parked_when_it_is_due() -> None:
     assert driver.send("k") == {"a": ["1:0", "1:2", "1:4"]}
 
 
-def test_it_needs_what_keeps_a_key_in_order() -> None:
+def test_parking_needs_settings_that_keep_a_key_in_order() -> None:
     for wrong, told in (
         ({"max_redeliver_count": 1}, "nack_order"),
         ({"nack_order": "key"}, "max_redeliver_count"),
@@ -337,7 +339,7 @@ def test_many_parked_messages_stay_columns() -> None:
     assert driver.dispatch.room() > 0
 
 
-def test_what_never_parked_a_message_has_no_table_for_it() -> None:
+def test_subscription_without_parked_messages_has_no_table() -> None:
     parks, other = parking(), parking()
     for driver in (parks, other):
         driver.send("k", "k", "other")

@@ -19,7 +19,7 @@ ORDERED = ["draining_hashes", "last_sent_position"]
 
 
 def first_flow(policy: str, **options: Any) -> Driver:
-    """PIP-282 issue-1, steps 1 to 3: c1 holds 1:6, c2 holds 1:9 to 1:11, and c3 joins and takes over key-a."""
+    """Play PIP-282 issue-1, steps 1 to 3: c1 holds 1:6, c2 holds 1:9 to 1:11, and c3 joins and takes over key-a."""
     flow = Driver(ledger=1, entry=6, policy=policy, **options)
     flow.join("c1", permits=1)
     flow.join("c2", permits=1000)
@@ -57,7 +57,7 @@ def test_pip_282_issue_1_is_in_order_under_the_others(policy: str) -> None:
 
 
 def test_pip_282_issue_1_race_messages_unsent_when_c3_joins() -> None:
-    """The flow as the proposal states it first: the consumer is added between the read and the dispatch."""
+    """The proposal's first version of the flow adds the consumer between the read and the dispatch."""
     flow = Driver(entry=6, policy="read_position")
     flow.join("c1", permits=1)
     flow.join("c2")
@@ -69,7 +69,7 @@ def test_pip_282_issue_1_race_messages_unsent_when_c3_joins() -> None:
 
 
 def second_flow(policy: str) -> Driver:
-    """PIP-282 issue-2, steps 1 to 4: c1 holds 2:1, 2:2 waits for want of permits, and c3 joins."""
+    """Play PIP-282 issue-2, steps 1 to 4: c1 holds 2:1, 2:2 waits for permits, and c3 joins."""
     flow = Driver(ledger=2, entry=1, policy=policy)
     flow.join("c1", permits=1)
     flow.join("c2", permits=1000)
@@ -115,7 +115,7 @@ OLDER: list[dict[str, Any]] = [
 @pytest.mark.parametrize("order", [("c1", "c2", "c3"), ("c3", "c2", "c1")])
 @pytest.mark.parametrize("options", OLDER)
 def test_pip_282_issue_1_over_a_change_of_owner(options: dict[str, Any], order: tuple[str, ...]) -> None:
-    """Who joined recently, and up to where, nobody knows any more: what c1 brought keeps its key all the same."""
+    """The new owner does not know who joined recently, nor where. c1's messages keep their key all the same."""
     flow = Driver(ledger=1, entry=6, **options)
     holding = {"c1": at("1:6"), "c2": at("1:9", "1:10", "1:11"), "c3": at()}
     for name in order:
@@ -179,7 +179,7 @@ def test_kst_27_new_keys_of_a_newcomer_arrive_at_once() -> None:
     ],
 )
 def test_kst_28_one_unacknowledged_message_stops_nobody_else(options: dict[str, Any]) -> None:
-    """PIP-319 and #21199: fourteen consumers restart one after another; all keys but the stuck one go on."""
+    """PIP-319 and #21199: fourteen consumers restart one by one. All keys but the stuck one go on."""
     flow = Driver(**options)
     for number in range(3):
         flow.join(f"c{number}")
@@ -238,7 +238,7 @@ def test_an_unknown_policy_is_refused() -> None:
 
 @pytest.mark.parametrize("policy", ["read_position", "last_sent_position"])
 def test_ls_6_what_waits_for_one_newcomer_skips_the_next(policy: str) -> None:
-    """c1 must wait for 1:1 and 1:2; c2 joins later, further on, and takes their hashes over: it must wait as well."""
+    """c1 must wait for 1:1 and 1:2. c2 joins later, further on, and takes c1's hashes over, so it must wait as well."""
     key = keys_by_owners(("c0",), ("c1",), ("c2",))["c0", "c1", "c2"]
     flow = Driver(policy=policy)
     flow.join("c0")

@@ -1,4 +1,4 @@
-"""The sentinel's books of the stronger promise agree with a bag that is kept one by one."""
+"""The sentinel's records of the stronger promise agree with a bag that is kept message by message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice.storage.format.position import run_positions
 
 @pytest.mark.parametrize("ledgers", [1, 3])
 @pytest.mark.parametrize("seed", range(10))
-def test_what_is_out_is_what_was_sent_and_not_given_back(seed: int, ledgers: int) -> None:
+def test_messages_out_are_those_sent_and_not_given_back(seed: int, ledgers: int) -> None:
     rng = np.random.default_rng(seed)
     every = np.concatenate([run_positions(1 + 7 * ledger, 0, 400) for ledger in range(ledgers)])
     hashes = rng.integers(1, 9, len(every)).astype(np.uint16)

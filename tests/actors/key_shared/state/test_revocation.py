@@ -1,4 +1,4 @@
-"""Ordered negative acknowledgement: what comes back goes out again before later messages of its key."""
+"""With ordered negative acknowledgement, messages that come back go out before later ones of their key."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tests.actors.key_shared.driver import Driver, at
 
 
 def ordered() -> Driver:
-    """One consumer `a` of a subscription with the option on."""
+    """Return a driver with the option on and one consumer `a`."""
     driver = Driver(nack_order="key")
     driver.join("a")
     return driver
 
 
 def asked_back(driver: Driver, name: str) -> list[str]:
-    """What a consumer is told to give back."""
+    """Take the messages that a consumer is asked to give back."""
     return [show(int(p)) for p in driver.dispatch.take_revoked(driver.numbers[name])]
 
 
 def give_back(driver: Driver, name: str, *messages: str, seen: tuple[str, ...] = ()) -> None:
-    """What its library answers: in order, not counted."""
+    """Answer like the client library: in order, and not counted."""
     driver.nack(name, *messages, counted=False, overtook=at(*seen))
 
 
@@ -42,7 +42,7 @@ def test_later_messages_of_the_key_are_asked_back() -> None:
     assert driver.route() == {"a": ["1:1", "1:3", "1:4"]}
 
 
-def test_who_is_asked_to_give_back_has_news() -> None:
+def test_consumer_asked_to_give_back_is_listed_as_untold() -> None:
     driver = ordered()
     dispatch, number = driver.dispatch, driver.numbers["a"]
     assert dispatch.untold() == [number], "of what it was assigned"
@@ -56,7 +56,7 @@ def test_who_is_asked_to_give_back_has_news() -> None:
     assert dispatch.untold() == []
 
 
-def test_what_lies_behind_what_is_read_only_now_is_asked_back() -> None:
+def test_held_message_behind_a_fresh_one_is_asked_back() -> None:
     driver = Driver(nack_order="key")
     driver.join("a", holding=at("1:1"))
     driver.publish("k", "k")
@@ -105,7 +105,7 @@ def test_a_consumer_that_leaves_frees_what_was_asked_back() -> None:
     assert driver.route() == {"b": ["1:0", "1:1"]}
 
 
-def test_what_was_given_back_stays_behind_earlier_ones() -> None:
+def test_given_back_messages_stay_behind_earlier_ones() -> None:
     driver = ordered()
     driver.send("k", "k", "k")
     driver.nack("a", "1:1")
@@ -124,7 +124,7 @@ def test_everything_given_back_comes_in_order() -> None:
     assert driver.route() == {"a": ["1:0", "1:1", "1:2"]}
 
 
-def test_what_the_application_had_is_told_for_good() -> None:
+def test_overtaking_seen_by_the_application_is_remembered() -> None:
     driver = ordered()
     driver.send("k", "k", "k")
     driver.nack("a", "1:0")
@@ -150,7 +150,7 @@ def test_the_next_owner_keeps_the_place_and_the_mark() -> None:
     assert second.dispatch.overtook(at("1:0", "1:1", "1:2")).tolist() == at("1:1").tolist()
 
 
-def test_what_came_back_does_not_overtake_what_is_read_again() -> None:
+def test_returned_message_does_not_overtake_a_reread_one() -> None:
     first = ordered()
     first.send("k", "k")
     first.nack("a", "1:1")
@@ -160,8 +160,8 @@ def test_what_came_back_does_not_overtake_what_is_read_again() -> None:
     assert second.send("k", "k") == {"b": ["1:0", "1:1"]}
 
 
-def test_what_is_held_from_before_is_asked_back_too() -> None:
-    """The owner changed between the hand-back and its answer: the consumer holds what lies behind it."""
+def test_message_held_from_an_earlier_owner_is_asked_back() -> None:
+    """The owner changed between the nack and its answer. The consumer holds a message behind the nacked one."""
     driver = Driver(nack_order="key")
     driver.join("a", holding=at("1:1"))
     driver.bring("a", {"1:1": "k"})
@@ -172,8 +172,8 @@ def test_what_is_held_from_before_is_asked_back_too() -> None:
     assert driver.route() == {"a": ["1:0", "1:1"]}
 
 
-def test_what_comes_back_waits_for_what_was_not_read_yet() -> None:
-    """What lies before it may have been given back to an earlier owner."""
+def test_returned_message_waits_for_earlier_unread_ones() -> None:
+    """An earlier message may have been given back to an earlier owner."""
     driver = Driver(nack_order="key")
     driver.join("a", holding=at("1:1"))
     driver.bring("a", {"1:1": "k"})
@@ -183,8 +183,8 @@ def test_what_comes_back_waits_for_what_was_not_read_yet() -> None:
     assert driver.send("k", "k") == {"a": ["1:0", "1:1"]}
 
 
-def test_what_comes_back_goes_on_when_only_done_lay_before_it() -> None:
-    """What is done, or delayed, is read and not handed on: nothing more comes before it."""
+def test_returned_message_behind_only_done_ones_goes_on() -> None:
+    """Done and delayed messages are read and not handed on, so nothing more comes before the returned one."""
     driver = Driver(nack_order="key")
     driver.join("a", holding=at("1:1"))
     driver.bring("a", {"1:1": "k"})

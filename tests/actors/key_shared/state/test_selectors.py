@@ -1,4 +1,4 @@
-"""The three selectors against their published examples, and against naive look-ups."""
+"""The three selectors agree with their published examples and with naive look-ups."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from tests.storage.format.test_hashing import KNOWN
 
 
 def reduced(selector: Selector, masked: Hashes) -> Reduced:
-    """Hashes as a selector sees them."""
+    """Return hashes as a selector sees them."""
     return reduce_hash(masked, size=selector.size, start=selector.start)
 
 
 def shares(selector: Selector, keys: list[str]) -> dict[int, int]:
-    """How many of the keys each slot gets."""
+    """Return how many of the keys each slot gets."""
     masked = np.array([masked_hash(key.encode()) for key in keys], np.uint32)
     slots = selector.owners()[reduced(selector, masked)]
     return {int(slot): int((slots == slot).sum()) for slot in np.unique(slots)}
 
 
 def even(got: dict[int, int], total: int, consumers: int, tolerance: float) -> bool:
-    """Everybody has a fair share."""
+    """Return whether every consumer has a fair share."""
     return len(got) == consumers and all(
         abs(n - total / consumers) <= tolerance * total / consumers for n in got.values()
     )
@@ -367,7 +367,7 @@ def test_sn_1_touching_ranges_are_joined() -> None:
 
 
 def owners_of(*ranges: tuple[int, int, int]) -> np.ndarray:
-    """A table of owners with these stretches."""
+    """Return a table of owners. ranges: (first hash, last hash, slot)."""
     owner = np.full(65536, NO_SLOT, np.uint16)
     for low, high, slot in ranges:
         owner[low : high + 1] = slot
@@ -422,7 +422,7 @@ def test_exclusive_takes_one_and_failover_the_first_by_priority() -> None:
 
 @given(st.permutations(range(5)), st.integers(0, 20))
 def test_failover_divides_partitions_by_name_within_a_level(order: list[int], partition: int) -> None:
-    """As in Pulsar, whoever came first; those of other levels wait."""
+    """As in Pulsar, the order of joining does not matter. Consumers of other levels wait."""
     names, priorities = ["b", "e", "a", "d", "c"], [1, 1, 1, 2, 2]
     line = SingleActive(exclusive=False, partition=partition)
     assert line.owners()[7] == NO_SLOT
@@ -437,7 +437,7 @@ def test_failover_divides_partitions_by_name_within_a_level(order: list[int], pa
 
 
 def test_every_selector_can_be_chosen_and_every_choice_made() -> None:
-    """The settings' choices are the names that selectors are made by."""
+    """The choices in the settings are the names by which selectors are made."""
     assert set(SELECTORS) == set(CHOICES["selector"])
     made = [type(make_selector(SubscriptionSettings(selector=name))) for name in CHOICES["selector"]]
     assert len(set(made)) == len(made)
@@ -454,7 +454,7 @@ def test_many_references_are_given_and_taken_at_once() -> None:
 @pytest.mark.parametrize("name", sorted(SELECTORS))
 @given(st.integers(1, 40), st.data())
 def test_many_that_leave_at_once_leave_what_one_by_one_leave(name: str, count: int, data: st.DataObject) -> None:
-    """Owners and shares are the same, in whatever order they leave."""
+    """Owners and shares do not depend on the order of leaving."""
     together, one_by_one = (make_selector(SubscriptionSettings(selector=name)) for _ in range(2))
     for slot in range(count):
         ranges = [(slot * 100, slot * 100 + 99)] if name == "sticky" else []

@@ -1,4 +1,4 @@
-"""The sentinel finds each kind of breach, also when it is the routing itself that is broken."""
+"""The sentinel finds each kind of breach, even if the routing itself is broken."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ X, Y = keys_by_owners(("c1",), ("c2",))["c1", "c2"][:2]
 
 
 def column(*values: int) -> np.ndarray:
-    """Slots or hashes."""
+    """Return a column of slots or hashes."""
     return np.array(values, np.uint16)
 
 
 def strict() -> Sentinel:
-    """One that raises."""
+    """Return a sentinel that raises."""
     return Sentinel(strict=True, name=lambda slot: f"slot {slot}")
 
 
@@ -152,7 +152,7 @@ def test_check_finds_every_count_that_is_off(what: str) -> None:
         flow.dispatch.check()
 
 
-def test_what_was_checked_is_counted_beside_what_was_wrong() -> None:
+def test_checks_are_counted_beside_violations() -> None:
     dispatch = KeySharedDispatcher(SubscriptionSettings())
     consumer = dispatch.join("c", now=0)
     dispatch.grant(consumer, 10_000)

@@ -1,4 +1,4 @@
-"""The window finds its rows again, whatever has left from among them, and keeps its size in bounds."""
+"""The window finds its rows among any that have left, and its size stays within bounds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.actors.key_shared.driver import ints
 
 
 def add(window: Window, positions: np.ndarray, state: int = FRESH) -> None:
-    """Rows whose hash tells their position."""
+    """Add rows whose hash follows from their position."""
     window.add(positions, positions.astype(np.uint32), positions.astype(np.uint16), state, 0, 0)
 
 
 def drop(window: Window, positions: np.ndarray) -> None:
-    """Rows leave."""
+    """Drop rows."""
     rows = window.find(positions)
     window.move(rows, len(rows), FRESH, DONE)
     window.trim()
@@ -28,7 +28,7 @@ def drop(window: Window, positions: np.ndarray) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 700), st.integers(0, 3), st.integers(1, 5), st.booleans()), max_size=25))
-def test_it_agrees_with_a_dictionary(steps: list[tuple[int, int, int, bool]]) -> None:
+def test_window_agrees_with_a_set(steps: list[tuple[int, int, int, bool]]) -> None:
     window, live, next_position = Window(), set[int](), 1
     asked = np.array([0, 1], np.int64)
     for count, gap, every, new_ledger in steps:
@@ -40,7 +40,7 @@ def test_it_agrees_with_a_dictionary(steps: list[tuple[int, int, int, bool]]) ->
         gone = np.array(sorted(live)[::every], np.int64)
         drop(window, gone)
         live.difference_update(gone.tolist())
-        # What was ever there, what lies between, and places far behind the end of a ledger.
+        # Positions that were ever there, those between, and places far behind the end of a ledger.
         far = next_position + 5 + (1 << ENTRY_BITS - 1)
         asked = np.concatenate([asked, np.arange(int(column[0]) - 1, next_position + 3), [far]])
         # Also without anything before the first row and behind the last one.
@@ -64,7 +64,7 @@ def test_one_stuck_message_does_not_make_it_grow() -> None:
     assert window.capacity <= 64 * 1024
 
 
-def test_it_shrinks_again() -> None:
+def test_window_shrinks_again() -> None:
     window = Window()
     column = run_positions(1, 0, 500_000)
     add(window, column)

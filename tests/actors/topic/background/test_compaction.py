@@ -356,7 +356,7 @@ def test_a_record_from_a_backup_finds_the_newer_table(first: bool, monkeypatch: 
         parts = [part.name for part in table.parts]
         assert len(parts) > 2
         await until(client, lambda: sorted(world.objects.objects) == parts)
-        await until(client, lambda: not cluster.topic()._upkeep._leftovers)
+        await until(client, lambda: not cluster.topic()._maintenance._leftovers)
         known = await View().read(client, cluster.current)
         world.crash(f"owner{cluster.owners}")
         world.meta.records["partition/t/0"] = backup

@@ -384,7 +384,7 @@ def test_read_during_an_erasure_is_whole_or_erased() -> None:
         was = [value if value else f"ada-{number // 3}" for number, value in enumerate(WANTED)]
         while record_of(cluster).erasures:
             cluster.topic()._reads._old.give_way(1 << 40)
-            cluster.topic()._log.tail.give_way(1 << 40)
+            cluster.topic()._log.cache.give_way(1 << 40)
             found = await values(client, cluster)
             assert all(value in (old, new) for value, old, new in zip(found, was, WANTED, strict=True))
         assert await values(client, cluster) == WANTED

@@ -113,10 +113,10 @@ def test_a_topic_reads_the_same_when_its_ledgers_have_left() -> None:
     async def scenario(world: World) -> None:
         cluster, client, producer = await leaving(world)
         last = record_of(cluster).ledgers[-1].id
-        await until(client, lambda: not cluster.topic()._upkeep._leftovers)
+        await until(client, lambda: not cluster.topic()._maintenance._leftovers)
         assert all(ledgers in ([], [last]) for ledgers in await held(cluster, client))
         cluster.topic()._reads._old.give_way(1 << 40)
-        cluster.topic()._log.tail.give_way(1 << 40)
+        cluster.topic()._log.cache.give_way(1 << 40)
         wanted = [f"p-{number}" for number in range(27)]
         assert [value for _, _, value in await read_all(client, cluster.current)] == wanted
         # And so it does for an owner that knows no more than the record.
@@ -229,7 +229,7 @@ def test_offloaded_ledger_is_read_while_its_bookies_are_away() -> None:
             await producer.publish(3)
         await until(client, lambda: all(one.offloaded and one.fragments for one in record_of(cluster).ledgers[:4]))
         cluster.topic()._reads._old.give_way(1 << 40)
-        cluster.topic()._log.tail.give_way(1 << 40)
+        cluster.topic()._log.cache.give_way(1 << 40)
         cluster.topic()._log.tables.clear()  # an owner knows none of ledgers that it finds closed
         for name in sorted(cluster.addresses):
             world.crash(name)
@@ -434,7 +434,7 @@ def test_a_run_whose_bytes_change_is_compared_by_its_rows() -> None:
         for _ in range(3):
             await producer.publish(3)
         await until(client, lambda: not record_of(cluster).ledgers[0].fragments)
-        cluster.topic()._log.tail.give_way(1 << 40)
+        cluster.topic()._log.cache.give_way(1 << 40)
         assert [value for _, _, value in await read_all(client, cluster.current)][:3] == values
 
     World(10).play(scenario)

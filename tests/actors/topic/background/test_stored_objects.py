@@ -30,7 +30,7 @@ def test_deletion_asked_for_during_one_is_done_too() -> None:
 
         world.objects.erase = erase_and_trim  # type: ignore[method-assign]
         objects.unwanted([first])
-        cluster.topic()._upkeep.wake()
+        cluster.topic()._maintenance.wake()
         await until(client, lambda: not objects.any_unwanted)
         assert sorted(world.objects.objects) == sorted(named(cluster))
 
@@ -48,7 +48,7 @@ def test_a_record_from_a_backup_has_no_object_deleted() -> None:
         chain = [one.id for one in record_of(cluster).ledgers]
         await ask(client, cluster.current, Offload(before=chain[2]))
         await until(client, lambda: [bool(one.fragments) for one in record_of(cluster).ledgers] == [False, False, True])
-        await until(client, lambda: not cluster.topic()._upkeep._leftovers)
+        await until(client, lambda: not cluster.topic()._maintenance._leftovers)
         later = f"{PREFIX}{chain[2] + 1:012d}-{1:012d}-{7:06d}.parquet"
         world.objects.objects[later] = b"of a ledger that the backup does not know"
         stored = sorted(world.objects.objects)
@@ -82,7 +82,7 @@ def test_a_newer_copy_that_is_not_whole_is_not_named(how: str, part: int, monkey
         first, second, third = (one.id for one in record_of(cluster).ledgers)
         await ask(client, cluster.current, Offload(before=third))
         await until(client, lambda: [bool(one.fragments) for one in record_of(cluster).ledgers] == [False, False, True])
-        await until(client, lambda: not cluster.topic()._upkeep._leftovers)
+        await until(client, lambda: not cluster.topic()._maintenance._leftovers)
         world.crash(f"owner{cluster.owners}")
         world.meta.records["partition/t/0"] = backup
         name = [name for name in sorted(world.objects.objects) if ledger_of_object(name) == first][part]

@@ -189,7 +189,7 @@ def test_s13_trimming_follows_the_slowest_over_a_change_of_owner() -> None:
         assert (await insist(client, to, -1)).runs[0].ledger == ids[2]
         await ask(client, to, Progress(subscription="slow", mark_delete=-1, gone=True))
         await until(client, lambda: [ledger.id for ledger in cluster.topic()._log.record.ledgers] == ids[3:])
-        await until(client, lambda: not cluster.topic()._upkeep._leftovers and not cluster.topic()._upkeep._replicating)
+        await until(client, lambda: not ((jobs := cluster.topic()._maintenance)._leftovers or jobs._replicating))
         held = [await ask(client, cluster.addresses[name], ListLedgers()) for name in sorted(cluster.addresses)]
         assert {ledger for reply in held for ledger in reply.ledgers} <= set(ids[3:])
 
@@ -208,7 +208,7 @@ def test_a_restored_record_with_a_trimmed_open_ledger_serves() -> None:
         ends = await ask(client, cluster.current, ReadEnds())
         await ask(client, cluster.current, Progress(subscription="s", mark_delete=ends.last))
         topic = cluster.topic()
-        await until(client, lambda: len(topic._log.record.ledgers) == 1 and not topic._upkeep._leftovers)
+        await until(client, lambda: len(topic._log.record.ledgers) == 1 and not topic._maintenance._leftovers)
         world.crash(f"owner{cluster.owners}")
         world.meta.records[record_key("t", 0)] = backup
         other = TestProducer(client, await cluster.replace_owner(), "q")
@@ -260,7 +260,7 @@ def test_a_late_statement_of_progress_is_ignored() -> None:
         await ask(client, cluster.current, Progress(subscription="s", mark_delete=5, number=1))
         await ask(client, cluster.current, Progress(subscription="s", mark_delete=2, number=3))
         await ask(client, cluster.current, Progress(subscription="s", mark_delete=9, number=2))
-        assert cluster.topic()._upkeep.marks == {"s": 2}
+        assert cluster.topic()._maintenance.marks == {"s": 2}
 
     World(26).play(scenario)
 
@@ -361,7 +361,7 @@ def test_kept_part_of_an_answer_is_a_copy() -> None:
 
     ledger = cast(Any, SimpleNamespace(id=1, offloaded=None))
     record = SimpleNamespace(ledger=lambda _: ledger)
-    log = SimpleNamespace(tail=EntryCache(0), reader=SimpleNamespace(run=read), record=record)
+    log = SimpleNamespace(cache=EntryCache(0), reader=SimpleNamespace(run=read), record=record)
     reads = LogReads(cast(Any, SimpleNamespace(net=SimpleNamespace(share=share))), cast(Any, log))
     kept = asyncio.run(reads._load(ledger, 0))
     shared.clear()  # raises BufferError if somebody still looks into it
