@@ -18,7 +18,7 @@ from sluice.storage.format.position import position, show
 def describe(
     log: ManagedLedger, producers: Producers, maintenance: TopicMaintenance, unreadable: Unreadable
 ) -> dict[str, Any]:
-    """Counters of this owner, the chain of ledgers, and how far each subscription has come."""
+    """Return counters of this owner, the chain of ledgers, and how far each subscription has come."""
     record = log.record
     return {
         "topic": record.topic,

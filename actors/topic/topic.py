@@ -232,7 +232,7 @@ class Topic(Actor):
         return self.stopped is not None or self.idle_ms() < idle_ms
 
     async def on_close_idle(self, request: CloseIdle) -> Closed:
-        """The next owner finds what this one wrote, as it always does."""
+        """Close the idle topic: the next owner finds what this one wrote."""
         if self._stays(request.idle_ms):
             return Closed(closed=False)
         wake_at = await self._maintenance.prepare_end()
@@ -267,7 +267,7 @@ class Topic(Actor):
         return ProducerOpened(session=session, last_sequence=stored, epoch=epoch, topic_epoch=exclusive)
 
     async def on_close_producer(self, request: CloseProducer) -> Done:
-        """A producer with a home leaves; producers that wait for it go on."""
+        """Let a producer with a home leave; producers that wait for it go on."""
         await self._ready()
         self._admission.leave(request.incarnation)
         return Done()
@@ -433,7 +433,7 @@ class Topic(Actor):
             raise Invalid(f"a run holds at most {MAX_RUN_BYTES} bytes, not {request.payload.size}")
 
     async def _check(self, request: Publish | PublishMany | PublishResults) -> tuple[Run, StoredBatch]:
-        """The run of a request, its payload in hand, and its rows. Raises Invalid; Unavailable if a handle is gone."""
+        """Return the run of a request with its payload, and its rows. Raises Invalid, Unavailable."""
         payload = request.payload.data
         if payload is None:
             payload = await self.ports.net.fetch(request.payload)
@@ -468,7 +468,7 @@ class Topic(Actor):
         return await self.ports.net.share(run.payload) if large else Blob(run.payload)
 
     async def _publish_tail(self, request: Publish, run: Run, skip: int) -> None:
-        """Store the messages behind the first `skip`: the slow path, which decodes and encodes the run."""
+        """Store only the messages after the first `skip`: the slow path, which decodes and encodes the run."""
         rest = make_run(_decode_run(request, run).slice(skip, run.count))
         await self.on_publish(
             Publish(
@@ -495,7 +495,7 @@ class Topic(Actor):
     # -- readers -----------------------------------------------------------------------------------------------------
 
     async def on_read_index(self, request: ReadIndex) -> IndexRead:
-        """Confirmed runs; waits for the first one at most `wait` ms."""
+        """Return confirmed runs; wait for the first one at most `wait` ms."""
         await self._ready()
         until = self.ports.clock.monotonic() + request.wait
         knows_end = self._termination.done if request.ends_known is None else request.ends_known
@@ -550,7 +550,7 @@ class Topic(Actor):
         return BacklogSize(bytes=backlog_bytes(self._log, marks), old=old)
 
     async def on_find_excess(self, request: FindExcess) -> Excess:
-        """From where on little enough waits."""
+        """Return the position from which on the waiting messages have at most `keep` bytes."""
         await self._ready()
         waits = bytes_behind(self._log, request.mark_delete)
         return Excess(weighs_at_most(self._log, request.keep) if waits >= max(request.limit, 1) else None)
@@ -563,7 +563,7 @@ class Topic(Actor):
     # -- the rest ----------------------------------------------------------------------------------------------------
 
     async def on_progress(self, request: Progress) -> Done:
-        """How far a durable subscription has come."""
+        """Note how far a durable subscription has come."""
         await self._ready()
         await self._maintenance.progress(request)
         return Done()
@@ -595,17 +595,17 @@ class Topic(Actor):
         return Replicated(remaining=self._maintenance.replicate(request.lost, request.leaving))
 
     async def on_offload(self, request: Offload) -> OffloadStatus:
-        """Ledgers leave for the object store; the work goes on behind the answer."""
+        """Begin to move ledgers to the object store; the work goes on after the answer."""
         await self._ready()
         return await self._maintenance.ask(request)
 
     async def on_erase(self, request: Erase) -> EraseStatus:
-        """The messages of a key are forgotten; the work goes on behind the answer."""
+        """Begin to erase the messages of a key; the work goes on after the answer."""
         await self._ready()
         return await self._maintenance.ask(request)
 
     async def on_compact(self, request: Compact) -> CompactionStatus:
-        """The last messages of keys become a table; the work goes on behind the answer."""
+        """Begin to make a table of the last messages of keys; the work goes on after the answer."""
         await self._ready()
         return await self._maintenance.ask(request)
 
@@ -659,7 +659,7 @@ def _decode_run(request: Publish | PublishMany | PublishResults, run: Run) -> St
 
 
 def _rows_of(body: memoryview, request: Publish | PublishMany | PublishResults) -> pa.RecordBatch:
-    """The rows of a body whose checksum fits. Raises Invalid: the producer made it so, a repetition is the same."""
+    """Return the rows of a body whose checksum fits. Raises Invalid: a repetition of the producer is the same."""
     try:
         return decode_body(body, request.shape, request.count)
     except Corrupt as error:

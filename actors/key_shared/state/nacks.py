@@ -280,7 +280,7 @@ def _of(seen: Counts | None, positions: Positions, wanted: Positions) -> Counts 
 def _leave_fresh(core: DispatchState, rows: Rows) -> None:
     """Move rows with a count or an overtaking mark from FRESH to REPLAY: they keep their place among repeated rows.
 
-    This is no first read for them.
+    With `nack_order=key` UNORDERED rows get a place as well.
     """
     if core.nack_ordered:
         core.window.flags[rows] &= np.uint8(0xFF ^ DUE)

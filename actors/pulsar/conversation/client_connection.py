@@ -1,9 +1,8 @@
 """One client's connection: its requests and their answers, in the order of Pulsar's protocol.
 
-Commands that need no other actor (SEND, FLOW, ACK, PING) are carried out as they are read. Requests that must ask the
-cluster run beside that, and are answered when they can be; clients do not use a producer or consumer before they know
-that it is there. A request that is not offered is refused at once with Pulsar's code, because silence costs a client
-its time-out of 30 s.
+Commands that need no other actor (SEND, FLOW, ACK, PING) are carried out as they are read. Other requests run beside
+that, and are answered when they can be: clients use a producer or consumer only when they know that it is there. A
+request that is not offered is refused at once with Pulsar's code, because silence costs a client its time-out of 30 s.
 """
 
 from __future__ import annotations

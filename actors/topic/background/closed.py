@@ -20,7 +20,9 @@ _WITHOUT_END = 1 << 60
 
 
 def has_work(record: PartitionRecord, now: int, kept: Retention, settings: TopicSettings) -> bool:
-    """Whether the owner of a partition would delete, offload or erase something, or was asked to offload or compact.
+    """Return whether the owner of a partition would delete, offload or erase something, or was asked to offload or
+    compact.
+
     settings: with the thresholds that hold now.
     """
     if record.deleted:
@@ -35,7 +37,7 @@ def has_work(record: PartitionRecord, now: int, kept: Retention, settings: Topic
 
 
 def has_expired(record: PartitionRecord, mark: int, limits: ExpiryLimits, now: int) -> bool:
-    """Whether messages may be too old, or too many, that a subscription with this mark-delete position waits for.
+    """Return whether a subscription with this mark-delete position waits for messages that are too old, or too many.
 
     A ledger counts as a whole, with the age of its oldest message: its owner looks at the messages.
     """
@@ -53,7 +55,7 @@ def has_expired(record: PartitionRecord, mark: int, limits: ExpiryLimits, now: i
 
 
 def _shortest(ledger: LedgerRecord) -> LedgerRecord:
-    """An open ledger as one that everybody has seen for long, and that is too large to be kept."""
+    """Return an open ledger as one that was seen by all for long, and that is too large to be kept."""
     if ledger.state is LedgerState.CLOSED:
         return ledger
     return msgspec.structs.replace(

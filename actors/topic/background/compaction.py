@@ -83,7 +83,7 @@ class Compaction(BackgroundJob):
         return self.status()
 
     def want(self) -> None:
-        """Have it done, for who asks again if this owner ends before."""
+        """Note that compaction is wanted, for a caller that asks again if this owner ends before."""
         self._asked += 1
         self._not_before = 0
 
@@ -153,7 +153,7 @@ class Compaction(BackgroundJob):
         return limit > 0 and bytes_behind(self._log, self.horizon) > limit
 
     async def turn(self, settings: TopicSettings) -> Sequence[LedgerRecord]:
-        """Compact what is to be. Raises Fenced. What fails is told in `state` and tried again."""
+        """Compact what is to be compacted. Raises Fenced. A failure is reported in `state`, and tried again."""
         try:
             await self.objects.clean_up()
             await self._take_newer()
@@ -183,8 +183,10 @@ class Compaction(BackgroundJob):
         self.reader.clear()
 
     async def _take_newer(self) -> None:
-        """A table that is newer than the record is named (actors.topic.background.newer_table). Raises Fenced,
-        Unavailable."""
+        """Name a table in the record that is newer than it (actors.topic.background.newer_table).
+
+        Raises Fenced, Unavailable.
+        """
         kept = self.objects.take_kept()
         table = await find_newer(self._ports, self.reader, kept, self._log.record) if kept else None
         if table is None:
@@ -334,7 +336,7 @@ class _GroupedRows:
         self._bytes = self._count = 0
 
     def add(self, rows: pa.Table) -> None:
-        """More rows, behind those before."""
+        """Add more rows, behind those before."""
         self._pieces.append(rows)
         self._bytes, self._count = self._bytes + rows.nbytes, self._count + rows.num_rows
         if self._bytes >= GROUP_BYTES or self._count >= GROUP_ROWS:

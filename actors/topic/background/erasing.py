@@ -122,9 +122,9 @@ class Erasing(BackgroundJob):
     # -- doing -------------------------------------------------------------------------------------------------------
 
     async def turn(self, settings: TopicSettings) -> list[LedgerRecord]:
-        """Erase what is to be; returns ledgers that the bookies may forget.
+        """Erase what is to be erased; returns ledgers that the bookies may forget.
 
-        Raises Fenced. What fails is told in `error` and tried again.
+        Raises Fenced. A failure is reported in `error`, and the work tried again.
         """
         async with self._offloading.turns:
             return await self._turn(settings)
@@ -195,7 +195,7 @@ class Erasing(BackgroundJob):
             await self._log.cover(lambda record: record)  # else the next owner would read it, head by head
 
     async def _holds(self, ledger: LedgerRecord, keys: Sequence[bytes]) -> bool:
-        """Whether a ledger has any of these keys' messages. Raises LedgerStays, Unavailable, Corrupt, NotFound."""
+        """Return whether a ledger has messages of these keys. Raises LedgerStays, Unavailable, Corrupt, NotFound."""
         if ledger.offloaded is not None:
             found = [await self._part_holds(part, keys) for part in ledger.offloaded.parts]
             return any(found)
@@ -351,7 +351,7 @@ class Erasing(BackgroundJob):
         self._clean_since.clear()
 
     def _note_clean(self, done: Sequence[Erasure]) -> dict[bytes, int]:
-        """Nothing that is read here has anything of these keys; for how long (ms) other processes may have some."""
+        """Note that nothing that is read here has messages of these keys; return how long (ms) other processes may."""
         now = self._ports.clock.monotonic()
         known = self._clean_since
         self._clean_since = {(one.key, one.until): known.get((one.key, one.until), now) for one in done}

@@ -15,7 +15,7 @@ NEVER = -1
 
 
 def needs_jobs(record: PartitionRecord, settings: TopicSettings, *, catalog: bool) -> bool:
-    """Whether an owner has work for the optional jobs, or may have. catalog: the topic has a table to follow it."""
+    """Return whether an owner has work for the optional jobs, or may have. catalog: a table follows the topic."""
     return bool(
         catalog
         or offloads(settings)
@@ -70,7 +70,7 @@ def forgettable(record: PartitionRecord, lag_ms: int, now: int) -> list[LedgerRe
 
 
 def trims_up_to(marks: Mapping[str, int], holds: int | None) -> dict[str, int]:
-    """The marks of subscriptions, and how far a compaction lets the log be trimmed, as if it were one of them."""
+    """Return the marks of subscriptions, with compaction as one more that lets the log be trimmed up to its mark."""
     return dict(marks) if holds is None else {**marks, "": holds}
 
 

@@ -135,7 +135,7 @@ class TopicMaintenance:
             job.release()
 
     async def _run(self, job: BackgroundJob) -> None:
-        """Beside the rest: a ledger takes minutes, and a catalog may hang."""
+        """Run a job beside the others: a ledger takes minutes, and a catalog may hang."""
         try:
             released = await job.turn(self.settings)
         except Fenced:
@@ -371,7 +371,7 @@ class TopicMaintenance:
         self._log.reader.forget_history()
 
     def _gone(self, ledgers: Iterable[LedgerRecord]) -> None:
-        """The bookies are to forget these ledgers: the record has let them go."""
+        """Let the bookies forget these ledgers: the record does not name them any more."""
         for ledger in ledgers:
             for bookie in ledger.bookies():
                 self._leftovers.setdefault(bookie, []).append(ledger.id)

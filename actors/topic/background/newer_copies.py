@@ -39,7 +39,7 @@ async def find_copies(
 async def _copy_of(
     ports: Ports, reader: HistoryReader, ledger: LedgerRecord, names: Sequence[str]
 ) -> tuple[HistoryPart, ...]:
-    """The objects that hold a ledger, in order. names: from the oldest on. Raises Corrupt, NotFound, Unavailable."""
+    """Return the objects that hold a ledger, in order. names: oldest first. Raises Corrupt, NotFound, Unavailable."""
     by_run = {part.first_run: part for part in (ledger.offloaded.parts if ledger.offloaded is not None else ())}
     for name in names:
         part = await _part_of(ports, ledger, name)

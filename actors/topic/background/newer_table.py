@@ -24,8 +24,9 @@ from sluice.storage.history.compacted import decode_compacted_footer
 async def find_newer(
     ports: Ports, reader: CompactedReader, names: Sequence[str], record: PartitionRecord
 ) -> Compacted | None:
-    """The newest whole table among objects of these names that may take the place of the record's; None if there is
-    none. Raises Unavailable.
+    """Return the newest whole table among objects of these names that may replace the record's; None without one.
+
+    Raises Unavailable.
     """
     for name in sorted(names, key=writing_of, reverse=True):
         try:
@@ -39,8 +40,10 @@ async def find_newer(
 
 
 def fits(table: Compacted, record: PartitionRecord) -> bool:
-    """Whether a table may stand for the log of a record. One from before a key was erased may hold it, and one that
-    reaches into the ledger that is written now would hide what comes.
+    """Return whether a table may stand for the log of a record.
+
+    A table from before a key was erased may hold that key. A table that reaches into the ledger that is written now
+    would hide messages that come.
     """
     known = record.compacted
     ahead = table.horizon > (EARLIEST if known is None else known.horizon)

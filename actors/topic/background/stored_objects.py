@@ -73,7 +73,7 @@ class StoredObjects:
         await attempt(self._ports, put)
 
     def unwanted(self, names: Iterable[str]) -> None:
-        """No record names these any more, or ever will: they are to be deleted."""
+        """Note objects to be deleted: no record names them any more, or ever will."""
         self._unwanted += [name for name in names if name not in self._not_ours]
 
     @property
@@ -165,7 +165,7 @@ class StoredObjects:
         return True
 
     async def delete_all(self) -> None:
-        """The topic was deleted: nothing is named any more. What cannot be deleted now the garbage collection finds."""
+        """Delete all objects: the topic was deleted. The garbage collection finds those that cannot be deleted now."""
         try:
             await delete_history(self._ports, self._prefix, self._log.epoch)
         except SluiceError as error:

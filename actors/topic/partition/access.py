@@ -141,7 +141,7 @@ class Access:
         return holder.incarnation == request.incarnation or again
 
     def enter(self, request: OpenProducer, now: int) -> list[Holder]:
-        """A producer was admitted; returns those that are not any more."""
+        """Note a producer that was admitted; returns those that are not admitted any more."""
         me = Holder(request.producer, request.incarnation, request.home)
         if request.access == "shared":
             self._present = {who: other for who, other in self._present.items() if other.name != me.name}
@@ -164,7 +164,7 @@ class Access:
         del self._put_out[:-PUT_OUT]
 
     def leave(self, incarnation: str) -> bool:
-        """A producer leaves or stops waiting, for good. Returns whether it was open."""
+        """Remove a producer that leaves or stops waiting, for good. Return whether it was open."""
         held = self.holder is not None and self.holder.incarnation == incarnation
         if held or incarnation in self._line:
             self._put_out_all([incarnation])  # what it asked may still be under way

@@ -81,11 +81,11 @@ class Admission:
         return msgspec.structs.replace(record, exclusivity=self._access.durable)
 
     def over(self) -> None:
-        """The partition takes no more messages, so its producers leave. Those not reached learn it when they send."""
+        """Let all producers leave: the partition takes no more messages. Those not reached learn it when they send."""
         self._tell_all(self._access.present, "over")
 
     def leave(self, incarnation: str) -> None:
-        """A producer leaves or stops waiting."""
+        """Let a producer leave, or stop waiting."""
         if self._access.leave(incarnation):
             self._left.set()
 

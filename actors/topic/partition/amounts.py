@@ -18,7 +18,7 @@ def backlog_bytes(log: ManagedLedger, marks: Mapping[str, int]) -> int:
 
 
 def bytes_behind(log: ManagedLedger, mark: int) -> int:
-    """About how many bytes lie behind a mark-delete position: of the ledger that it is in, its share of the entries."""
+    """Return about how many bytes lie behind a mark-delete position; its own ledger counts by its share of entries."""
     size = 0
     for ledger in log.record.ledgers:
         entries = log.last_entry(ledger) + 1
@@ -40,7 +40,7 @@ def weighs_at_most(log: ManagedLedger, keep: int) -> int:
 
 
 def first_waiting(log: ManagedLedger, marks: Mapping[str, int]) -> int | None:
-    """The position of the first message behind the slowest subscription, None if nothing waits. marks: as above."""
+    """Return the position of the first message behind the slowest subscription, or None. marks: as above."""
     slowest = min(marks.values(), default=None)
     for ledger in log.record.ledgers if slowest is not None else ():
         last = log.last_entry(ledger)

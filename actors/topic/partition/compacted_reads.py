@@ -34,7 +34,9 @@ class CompactedReads:
         """The part of the table that cannot be read, and why; empty if all can."""
 
     async def index(self, request: ReadIndex) -> IndexRead | None:
-        """The answer to a question for the compacted log; None: from there on it is the log. Raises Unavailable."""
+        """Return the answer to a question for the compacted log; None: the log itself goes on there. Raises
+        Unavailable.
+        """
         start = max(request.start, 0)
         while (table := self._log.record.compacted) is not None and start <= table.horizon:
             try:

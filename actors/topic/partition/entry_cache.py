@@ -56,7 +56,7 @@ class CacheRoom:
         self.bytes = 0
 
     def enter(self, cache: EntryCache) -> None:
-        """This one counts from now on."""
+        """Count this cache from now on."""
         self._caches.append(cache)
 
     def leave(self, cache: EntryCache) -> None:
@@ -64,7 +64,7 @@ class CacheRoom:
         self._caches.remove(cache)
 
     def count(self, change: int) -> None:
-        """A cache has grown by a number of bytes; caches give way if there are too many."""
+        """Count the bytes by which a cache has grown; caches give way if there are too many."""
         self.bytes += change
         while change > 0 and self.bytes > self._limit:
             largest = max(self._caches, key=lambda cache: cache.bytes)
@@ -146,7 +146,9 @@ class EntryCache:
 
 
 def cache_run(append: Append, now: int) -> CachedRun:
-    """A run for the tail, since `now` (ms). The handle alone is kept of a shared payload, so no byte is here twice."""
+    """Return a run for the tail, since `now` (ms). A shared payload is kept by its handle alone, so no byte is here
+    twice.
+    """
     header, blob, size = append.header, append.blob, append.inline.size
     columns = (append.inline.data or b"")[: header.columns_bytes]
     if blob.handle is None:

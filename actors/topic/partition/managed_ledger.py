@@ -186,7 +186,7 @@ class ManagedLedger:
         return msgspec.structs.replace(ledger, bytes=size)
 
     async def _heads(self, ledger: LedgerRecord, runs: range) -> list[StoredFrame]:
-        """The heads of these runs but those that are given up: what their producers sent then is forgotten as well."""
+        """Return the heads of these runs, without those given up: the sends in them are forgotten as well."""
         return await self.reader.heads(ledger, [run for run in runs if self._lost_run(ledger.id, run) is None])
 
     def _lost_run(self, ledger_id: int, run: int) -> GivenUp | None:
@@ -346,7 +346,7 @@ class ManagedLedger:
         )
 
     def _closed(self, record: PartitionRecord) -> PartitionRecord:
-        """The record with the open ledger closed at its writer's end; an empty ledger is left out of the chain."""
+        """Return the record with the open ledger closed at its writer's end, and without it if it is empty."""
         writer = self._writer
         if writer is None:
             return record
@@ -395,7 +395,7 @@ class ManagedLedger:
         return msgspec.structs.replace(record, producers=producers, results=results, covered_ledger=at, covered_run=run)
 
     def bookie_lost(self, bookie: str) -> None:
-        """This bookie will not come back: no run may wait for it."""
+        """Stop waiting for this bookie in any run: it will not come back."""
         if self._writer is not None:
             self._writer.replace(bookie)
 
@@ -475,7 +475,7 @@ class ManagedLedger:
         return known
 
     def given_up(self, lost: GivenUp) -> None:
-        """A run was given up in the record: show it to nobody, and let readers go on behind it."""
+        """Show a run to no reader, and let readers go on behind it: the record says that it was given up."""
         self.cache.drop(lost.ledger, lost.run)
         self.wake()
 

@@ -124,7 +124,7 @@ class KnownProducer:
     recent: list[StoredRun] = field(default_factory=list)
 
     def replaces(self, incarnation: str) -> None:
-        """This incarnation has given way; the latest such are remembered."""
+        """Note that this incarnation has given way; the latest such are remembered."""
         self.replaced.append(incarnation)
         del self.replaced[:-REPLACED_INCARNATIONS]
 
@@ -188,7 +188,7 @@ class Producers:
         return producer
 
     def end(self, name: str, incarnation: str) -> None:
-        """This incarnation has stopped writing."""
+        """Note that this incarnation has stopped writing."""
         producer = self._known.get(name)
         if producer is not None and producer.session and producer.incarnation == incarnation:
             producer.replaces(incarnation)
@@ -244,7 +244,7 @@ class Producers:
 
     @staticmethod
     def push(producer: KnownProducer, first: int, count: int, outcome: SharedFuture[Published], now: int) -> Pending:
-        """The run was given a place."""
+        """Note that a run was given a place."""
         pending = Pending(first, count, outcome)
         producer.pending[first] = pending
         producer.pushed = first + count - 1
@@ -254,7 +254,7 @@ class Producers:
     def confirm(
         self, name: str, first: int, count: int, ledger: int, first_entry: int
     ) -> SharedFuture[Published] | None:
-        """The run is confirmed at its place; returns what waits for it."""
+        """Confirm the run at its place; returns the future of its outcome, if it has one."""
         if is_source(name):
             return self.results.confirm(name, first)
         if (producer := self._known.get(name)) is None:
@@ -268,7 +268,7 @@ class Producers:
         return None if pending is None else pending.outcome
 
     def replay(self, name: str, first: int, count: int, ledger: int, first_entry: int, now: int) -> None:
-        """A confirmed run was found in the log while taking over; runs come in the order of the log."""
+        """Note a confirmed run that was found in the log while taking over; runs come in the order of the log."""
         self.confirm(name, first, count, ledger, first_entry)
         self._known[name].seen = now
 
@@ -304,7 +304,7 @@ class Producers:
         return not producer.pending and now - producer.seen > FORGET_MS
 
     def fail(self, error: SluiceError) -> None:
-        """The owner stops: all that wait for an outcome learn that it is not known here."""
+        """Tell all that wait for an outcome that it is not known here: the owner stops."""
         if self.known_results is not None:
             self.known_results.fail(error)
         for producer in self._known.values():

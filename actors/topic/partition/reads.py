@@ -259,7 +259,7 @@ class LogReads:
         self.unreadable.failed(ledger.id, run, table.first(run), table.count(run), error)
 
     async def _shared(self, data: memoryview) -> Blob:
-        """A payload that every consumer of the run is going to ask for; a large one is kept by its handle alone."""
+        """Return a payload that every consumer of the run will ask for; a large one is kept by its handle alone."""
         blob = await self._ports.net.share(data)
         return Blob(owned(data)) if blob.handle is None else Blob(handle=blob.handle, size=blob.size)
 
@@ -304,7 +304,7 @@ class LogReads:
         return RowIndex(positions=np.concatenate(shown), hashes=np.concatenate(hashes))
 
     def _check_trimmed(self, at: int) -> None:
-        """A ledger that is not in the record was trimmed, or is newer than this owner. Raises Unavailable."""
+        """Raise Unavailable if a ledger that is not in the record is newer than this owner, and not trimmed."""
         if at >= self._log.record.trimmed_before:
             raise Unavailable(f"ledger {ledger_of(at)} is not known to this owner of the partition")
 
@@ -438,7 +438,7 @@ class LogReads:
         return times
 
     def given_up(self, lost: GivenUp) -> None:
-        """A run was given up: drop it."""
+        """Drop a run that was given up."""
         self._old.drop(lost.ledger, lost.run)
         self.unreadable.fine(lost.ledger, lost.run)
 

@@ -51,7 +51,7 @@ def check_results(request: PublishResults, topic: str, *, deduplicates: bool) ->
 
 
 def packed(positions: Positions) -> bytes:
-    """Ascending positions for the header of a frame. Raises Invalid if they do not fit into it."""
+    """Return ascending positions for the header of a frame. Raises Invalid if they do not fit into it."""
     cursor = Cursor()
     cursor.acknowledge(positions)
     encoded = cursor.encode()
@@ -105,7 +105,7 @@ class Results:
         """Bytes of all cursors, as they were written down last."""
 
     def find(self, name: str, finished: int, now: int) -> ResultSource:
-        """The source of this name, which has finished so much. Raises Invalid, and Overloaded beyond the bounds."""
+        """Return the source of this name, and note how far it has finished. Raises Invalid, Overloaded."""
         if not 0 < len(name.encode()) <= MAX_SOURCE_BYTES:
             raise Invalid(f"the name of a source of results has 1 to {MAX_SOURCE_BYTES} bytes")
         source = self._sources.get(name)
@@ -127,7 +127,7 @@ class Results:
 
     @staticmethod
     def under_way(source: ResultSource, positions: Positions) -> SharedFuture[Published] | None:
-        """The outcome of a run that holds results of some of these messages and is not confirmed; None: there is none.
+        """Return the outcome of an unconfirmed run with results of some of these messages; None without such a run.
 
         positions: ascending.
         """
@@ -151,11 +151,11 @@ class Results:
 
     @staticmethod
     def push(source: ResultSource, positions: Positions, outcome: SharedFuture[Published]) -> None:
-        """A run with results of these messages was given a place."""
+        """Note that a run with results of these messages was given a place."""
         source.pending[int(positions[0])] = PendingResults(positions, outcome)
 
     def confirm(self, producer: str, first: int) -> SharedFuture[Published] | None:
-        """The run is confirmed whose lowest position this is; returns what waits for it."""
+        """Confirm the run whose lowest position this is; returns the future of its outcome, if it has one."""
         source = self._sources.get(source_of(producer))
         pending = None if source is None else source.pending.pop(first, None)
         if source is None or pending is None:
@@ -164,7 +164,7 @@ class Results:
         return pending.outcome
 
     def replay(self, producer: str, positions: bytes, now: int) -> None:
-        """A confirmed run was found in the log while taking over. Raises Corrupt."""
+        """Note a confirmed run that was found in the log while taking over. Raises Corrupt."""
         source = self._sources.setdefault(source_of(producer), ResultSource(seen=now))
         try:
             source.cursor.acknowledge(unpacked(positions))
@@ -191,13 +191,13 @@ class Results:
         return saved
 
     def fail(self, error: SluiceError) -> None:
-        """The owner stops: all that wait for an outcome learn that it is not known here."""
+        """Tell all that wait for an outcome that it is not known here: the owner stops."""
         for source in self._sources.values():
             for pending in source.pending.values():
                 pending.outcome.set_exception(error)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Each source, up to where it has finished, and how many messages behind that have results here."""
+        """Return each source, the position up to which it has finished, and how many later messages have results."""
         return [
             {
                 "source": name,

@@ -49,7 +49,7 @@ class Unreadable:
         self._runs: dict[tuple[int, int], _Trouble] = {}
 
     def failed(self, ledger: int, run: int, first: int, count: int, error: SluiceError) -> None:
-        """A run could not be read."""
+        """Note a run that could not be read."""
         known = self._runs.get((ledger, run))
         if known is None:
             now = self._ports.clock.monotonic()
