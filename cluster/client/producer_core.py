@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from sluice.actors.consumer.chunks import CHUNKS_MS, MOST_BYTES
 from sluice.actors.messages import DELAY_ID
-from sluice.actors.ports import Ports
+from sluice.actors.ports import Clock, Ports
 from sluice.actors.producer.batches import Outgoing, cut, split
 from sluice.actors.producer.producer import PartitionProducer
 from sluice.cluster.base import tracing
@@ -57,6 +57,7 @@ class _Singles:
     first_row: int
     receipt: Receipt
     container: MessageContainer
+    clock: Clock
     callbacks: dict[int, SendCallback] = field(default_factory=dict)
 
     def add(
@@ -66,6 +67,9 @@ class _Singles:
         first = self.container.count
         for piece, chunk in pieces:
             self.container.add(piece, key, now, chunk=None if chunk is None else (chunk, first), **details)
+        if len(pieces) > 1:
+            last = self.container.count - 1
+            self.receipt.until = {**self.receipt.until, last: self.clock.monotonic() + CHUNKS_MS}
         sent = sent_message(self.receipt, first, len(pieces))
         if callback is not None:
             self.callbacks |= sent.callbacks(callback)
@@ -207,9 +211,6 @@ class ProducerCore(OfThisProcess, Generic[S]):
             except BaseException:
                 self._give_room(len(pieces), len(payload))
                 raise
-            if len(pieces) > 1:
-                last = container.count - 1
-                singles.receipt.until = {**singles.receipt.until, last: self._ports.clock.monotonic() + CHUNKS_MS}
             self._pending_bytes += container.size - before - len(payload)
             self._row += len(pieces)
             if container.count >= self._batching.max_messages or container.size >= self._batching.max_bytes:
@@ -244,7 +245,7 @@ class ProducerCore(OfThisProcess, Generic[S]):
 
     def _new_container(self) -> _Singles:
         receipt = Receipt(check_wait=self._loop.check_thread)
-        return _Singles(self._row, receipt, MessageContainer(self._options.pulsar))
+        return _Singles(self._row, receipt, MessageContainer(self._options.pulsar), self._ports.clock)
 
     def _payload(self, content: object) -> bytes:
         """The payload of a message: of a producer with a schema that of a value. Raises Invalid."""
