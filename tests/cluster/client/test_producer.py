@@ -268,6 +268,18 @@ def test_batch_settled_in_pieces_frees_all_its_room() -> None:
     assert (stage.producer._pending_messages, stage.producer._pending_bytes, stage.producer._in_flight) == (0, 0, 0)
 
 
+def test_outcome_behind_the_end_of_a_client_changes_nothing() -> None:
+    stage = Stage()
+    receipt = stage.producer.send_batch(pa.record_batch({"payload": ["a", "b"]}))
+    stage.loop.turn()
+    stage.producer.abandon()
+    stage.confirm()
+    assert receipt.done()
+    with pytest.raises(Unavailable, match="its outcome is unknown"):
+        receipt.result(0)
+    assert receipt.positions.tolist() == [-1, -1]
+
+
 def test_batch_counts_with_the_bytes_that_are_sent() -> None:
     """A dictionary names a payload many times, and the messages of one partition may be the largest."""
     stage = Stage(partitions=2)
