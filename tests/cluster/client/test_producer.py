@@ -86,7 +86,7 @@ class Stage:
         self.parts = [Partition(last_sequence) for _ in range(partitions)]
         self.producer = Producer(
             cast(Any, self.loop),
-            cast(Any, SimpleNamespace(clock=SimpleNamespace(now=lambda: NOW))),
+            cast(Any, SimpleNamespace(clock=SimpleNamespace(now=lambda: NOW, monotonic=lambda: 0))),
             ProducerOptions(topic="orders", name="p", batching=Batching(**batching)),
             cast(list[PartitionProducer], self.parts),
             max_delay_ms=LONGEST,
