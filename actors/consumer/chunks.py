@@ -196,8 +196,8 @@ class Decision:
     """Chunks that are given back, with the source that each group came from."""
 
 
-MessageAt = tuple["PartitionConsumer", bytes]
-"""The source of a message, and its uuid."""
+MessageAt = tuple["PartitionConsumer", bytes, int]
+"""The source of a message, its uuid, and its number of chunks: producers may say two numbers for one uuid."""
 
 
 class IncompleteMessages:
@@ -218,7 +218,8 @@ class IncompleteMessages:
     def add(self, source: PartitionConsumer, chunk: MessageChunk, now: int) -> Decision:
         """Take a chunk that came from a source (one partition). now: monotonic ms."""
         self._forget_lost()
-        decision, at, place = Decision(), (source, chunk.of.uuid), int(chunk.positions[0])
+        decision, place = Decision(), int(chunk.positions[0])
+        at = source, chunk.of.uuid, chunk.of.count
         message = self._messages.get(at) or self._away.pop(at, None) or _Incomplete(now)
         self._messages.setdefault(at, message)
         first = message.chunks.get(0)

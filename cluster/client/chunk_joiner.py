@@ -104,7 +104,7 @@ class ChunkJoiner:
         self._look_later(clock)
 
     async def _expire(self, at: MessageAt) -> None:
-        consumer, _ = at
+        consumer, *_ = at
         try:
             row = (await self._client().stats(consumer.topic, self._options.subscription))[consumer.partition]
         except SluiceError:

@@ -423,6 +423,8 @@ class ProducerCore(OfThisProcess, Generic[S]):
         callbacks: dict[int, SendCallback],
     ) -> None:
         """Tell the outcome of some messages to their receipt and to their callbacks."""
+        if receipt not in self._unsettled:
+            return  # the client has ended before, see `abandon`
         receipt.settle(rows, first, error, self._ports.clock.monotonic())
         if receipt.done():
             self._unsettled.pop(receipt, None)

@@ -289,4 +289,12 @@ HEARING_STRANGERS: list[Mutant] = [
         world=GATEWAY,
         test="tests/cluster/gateway/test_few_files.py::test_connections_are_fewer_where_files_are",
     ),
+    Mutant(
+        name="chunks that count differently are joined",
+        module="sluice.actors.consumer.chunks",
+        old="at = source, chunk.of.uuid, chunk.of.count",
+        new="at = source, chunk.of.uuid, 0",
+        world="gateway",
+        test="tests/actors/consumer/test_chunks.py::test_chunks_that_count_differently_are_of_two_messages",
+    ),
 ]

@@ -94,6 +94,15 @@ def test_later_chunks_of_an_earlier_beginning_are_done() -> None:
     assert (consumer.whole, consumer.done) == ([[2, 3, 4]], [1])
 
 
+def test_chunks_that_count_differently_are_of_two_messages() -> None:
+    """A producer of any client may number them as it likes."""
+    consumer = Consumer()
+    consumer.take(chunk(b"a", 5, 0, count=6), chunk(b"a", 4, 1, count=6), chunk(b"a", 1, 2, count=3))
+    assert (consumer.whole, consumer.done, len(consumer.incomplete)) == ([], [], 2)
+    consumer.take(chunk(b"a", 0, 3, count=3), chunk(b"a", 2, 4, count=3), chunk(b"a", 1, 5, count=3))
+    assert (consumer.whole, consumer.done, len(consumer.incomplete)) == ([[3, 5, 4]], [2], 1)
+
+
 def test_a_chunk_without_its_first_one_is_overdue_in_the_end() -> None:
     consumer = Consumer()
     consumer.take(chunk(b"a", 1, 1), now=1_000)

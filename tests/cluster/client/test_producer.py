@@ -86,7 +86,7 @@ class Stage:
         self.parts = [Partition(last_sequence) for _ in range(partitions)]
         self.producer = Producer(
             cast(Any, self.loop),
-            cast(Any, SimpleNamespace(clock=SimpleNamespace(now=lambda: NOW))),
+            cast(Any, SimpleNamespace(clock=SimpleNamespace(now=lambda: NOW, monotonic=lambda: 0))),
             ProducerOptions(topic="orders", name="p", batching=Batching(**batching)),
             cast(list[PartitionProducer], self.parts),
             max_delay_ms=LONGEST,
@@ -266,6 +266,18 @@ def test_batch_settled_in_pieces_frees_all_its_room() -> None:
         assert stage.producer._in_flight == 1
         outgoing.done(outgoing.rows[row : row + 1], 1 << 32 | row, None)
     assert (stage.producer._pending_messages, stage.producer._pending_bytes, stage.producer._in_flight) == (0, 0, 0)
+
+
+def test_outcome_behind_the_end_of_a_client_changes_nothing() -> None:
+    stage = Stage()
+    receipt = stage.producer.send_batch(pa.record_batch({"payload": ["a", "b"]}))
+    stage.loop.turn()
+    stage.producer.abandon()
+    stage.confirm()
+    assert receipt.done()
+    with pytest.raises(Unavailable, match="its outcome is unknown"):
+        receipt.result(0)
+    assert receipt.positions.tolist() == [-1, -1]
 
 
 def test_batch_counts_with_the_bytes_that_are_sent() -> None:
