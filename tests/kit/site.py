@@ -75,6 +75,12 @@ class Site(NamedTuple):
         return [self.first, *self.others]
 
     @property
+    def start_head(self) -> str:
+        """The lines that start Ray's head, which keeps what it knows in the Redis of the store's machine."""
+        (export,) = self.page.lines("When the head is lost")
+        return f"{export} && {self.page.lines('Ray on each machine')[0]}"
+
+    @property
     def stores(self) -> dict[str, str]:
         """Where the cluster keeps what, as variables of whoever has to know it."""
         return {
@@ -140,14 +146,14 @@ def prepared(folder: Path, *, redis: bool = False) -> Iterator[Site]:
                 (machine.folder / name).parent.mkdir(exist_ok=True)
                 shutil.copy(first.folder / name, machine.folder / name)
         head, node = page.lines("Ray on each machine")
+        site = Site(network, first, cluster[1:], outside, page, f"{first.address}:6379", server.endpoint)
         if redis:
-            (export,) = page.lines("When the head is lost")
-            head = f"{export} && {head}"
+            head = site.start_head
             store.begin([REDIS, "--bind", store.address, "--protected-mode", "no", "--save", "", "--port", "6379"])
         stack.enter_context(served(network, cluster, (lambda: typed(first, head)) if redis else None))
         typed(first, head)
         everywhere(cluster[1:], node)
-        yield Site(network, first, cluster[1:], outside, page, f"{first.address}:6379", server.endpoint)
+        yield site
 
 
 def hosts_of(machine: Machine) -> list[str]:
@@ -158,9 +164,16 @@ def hosts_of(machine: Machine) -> list[str]:
 
 
 def steady(site: Site, where: Machine, topic: str) -> Callable[[], dict[str, Any]]:
-    """Begin a steady load on a machine (tests.kit.steady_load); what ends it, and returns what it says."""
+    """Begin a steady load on a machine (tests.kit.steady_load); what ends it, and returns what it says.
+
+    On the client's machine it is that of a client of Pulsar, which knows all gateways and has a file `token`.
+    """
     load = [sys.executable, "-m", "tests.kit.steady_load", site.address, topic, "200", str(where.home / "stop")]
-    where.variables.update(site.stores)
+    if where is site.outside:
+        load[3] = "pulsar://" + ",".join(f"{machine.address}:6650" for machine in site.all)
+        load.append(str(where.home / "token"))
+    else:
+        where.variables.update(site.stores)
     running = where.begin(["env", f"PYTHONPATH={ROOT}/src:{ROOT}", *load])
 
     def end() -> dict[str, Any]:
@@ -174,20 +187,26 @@ def steady(site: Site, where: Machine, topic: str) -> Callable[[], dict[str, Any
 
 
 def rolled(
-    site: Site, topic: str, between: Callable[[Machine], None] = lambda machine: None, *, drains: bool = True
+    site: Site,
+    topic: str,
+    between: Callable[[Machine], None] = lambda machine: None,
+    *,
+    drains: bool = True,
+    head: bool = False,
 ) -> dict[str, Any]:
     """Take the machines beside the head's down and up again, one after the other, as the page says, under load.
 
-    between: what is done while a machine is down. drains False: nobody moves away before. Returns what the load says
+    between: what is done while a machine is down. drains False: nobody moves away before. head: that of the head
+    follows them, and the load comes from outside. Returns what the load says
     (tests.kit.steady_load), and `steps`: when what was done, in seconds of the load.
     """
     (drain,) = site.page.lines("Take a machine down")
     _, node = site.page.lines("Ray on each machine")
     first = site.first
-    end = steady(site, first, topic)
+    end = steady(site, site.outside if head else first, topic)
     await_actors(site)
     steps: list[tuple[float, str]] = []
-    for machine in site.others:
+    for machine in [*site.others, first][: len(site.all) if head else -1]:
         steps.append((time.monotonic(), f"drain {machine.address}"))
         if drains:
             print(typed(first, drain.replace(site.others[0].address, machine.address)))
@@ -195,7 +214,7 @@ def rolled(
         machine.end_processes()
         steps.append((time.monotonic(), "is down"))
         between(machine)
-        typed(machine, node)
+        typed(machine, site.start_head if machine is first else node)
         steps.append((time.monotonic(), "Ray is up"))
         await_actors(site)
         steps.append((time.monotonic(), "all runs"))
