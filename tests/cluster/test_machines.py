@@ -200,8 +200,8 @@ def test_the_machine_of_the_head_is_lost_under_load(site: Site) -> None:
 def downgrade(machine: Machine, tree: Path) -> None:
     """Give a machine the older version whose files lie in a folder.
 
-    The environment stays this one's, and is read-only there: an older `./sluice` would make it again. So the machine gets
-    the command of the environment.
+    The environment stays this one's, and is read-only there: an older `./sluice` would make it again. So the machine
+    gets the command of the environment.
     """
     (machine.folder / "sluice").unlink()
     (machine.folder / "sluice").symlink_to(Path(sys.prefix) / "bin" / "sluice")
