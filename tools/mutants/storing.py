@@ -383,10 +383,26 @@ STORING: list[Mutant] = [
     Mutant(
         name="no checkpoint is made while a block of the index is not read",
         module="sluice.actors.bookie.maintenance",
-        old="        except Unavailable:\n            return False\n",
-        new="        except NotFound:\n            return False\n",
+        old="        except Unavailable:\n            pass\n",
+        new="        except NotFound:\n            pass\n",
         world=BOOKIE,
         test="tests/actors/bookie/test_maintenance.py",
+    ),
+    Mutant(
+        name="a segment goes that a checkpoint would miss",
+        module="sluice.actors.bookie.maintenance",
+        old="for segment in saved.living}",
+        new="for segment in saved.living[:0]}",
+        world=BOOKIE,
+        test="tests/actors/bookie/test_maintenance.py::test_a_rebuilt_index_takes_no_garbage_for_a_loss",
+    ),
+    Mutant(
+        name="a checkpoint without room keeps garbage on the disk",
+        module="sluice.actors.bookie.maintenance",
+        old="        except DiskFull as error:\n            self.full(str(error))\n\n    async def _merge",
+        new="        except NotFound as error:\n            self.full(str(error))\n\n    async def _merge",
+        world=BOOKIE,
+        test="tests/actors/bookie/test_maintenance.py::test_what_has_no_room_keeps_no_garbage_on_a_full_disk",
     ),
     Mutant(
         name="a loss is forgotten where the start that found it was ended",
