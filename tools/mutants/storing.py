@@ -16,6 +16,14 @@ STORING: list[Mutant] = [
         seed=9,
     ),
     Mutant(
+        name="a disk that fails while its reserve is used answers nobody",
+        module="sluice.actors.bookie.journal",
+        old="            await self._survive_full(group, str(error))\n",
+        new="            asyncio.ensure_future(self._survive_full(group, str(error)))\n",
+        world=BOOKIE,
+        test="tests/actors/bookie/test_journal.py::test_a_full_disk_that_fails_then_answers_and_ends_the_bookie",
+    ),
+    Mutant(
         name="an immediate answer before its sync",
         module="sluice.actors.bookie.bookie",
         old="        written.then(lambda: self._written(key, written, answer))\n",

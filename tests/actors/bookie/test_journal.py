@@ -10,6 +10,7 @@ import pytest
 
 from sluice.actors import messages
 from sluice.actors.bookie import BookieSettings
+from sluice.actors.ports import DiskFailed
 from sluice.actors.ports.wire import Blob
 from sluice.storage.errors import Corrupt, Fenced, Invalid, Overloaded, Unavailable
 from sluice.storage.format.frame import NEWEST, Buffer
@@ -242,3 +243,28 @@ async def test_a_bookie_that_cannot_rewrite_its_tail_does_not_serve() -> None:
     world.disk.faults.fail_sync_chance = 1.0
     with pytest.raises(Unavailable, match="cannot start"):
         await world.started()
+
+
+@pytest.mark.parametrize("call", ["delete", "append"])
+@simulated
+async def test_a_full_disk_that_fails_then_answers_and_ends_the_bookie(call: str) -> None:
+    world = World()
+    bookie = await world.started()
+    await bookie.handle(add(1, 0))
+    world.disk.faults.capacity = world.disk.used()
+    seen, act = list[str](), getattr(world.disk, call)
+
+    async def fail(name: str, *given: Any, **named: Any) -> Any:
+        seen.append(name)
+        if call == "delete" or len(seen) > 1:
+            raise DiskFailed("an I/O error")
+        return await act(name, *given, **named)
+
+    setattr(world.disk, call, fail)
+    fence = asyncio.create_task(bookie.handle(messages.FenceLedger(ledger=1, epoch=7)))
+    stored = asyncio.create_task(bookie.handle(add(2, 0)))
+    await settle()
+    assert (fence.done(), stored.done()) == (True, True)
+    assert "the disk failed" in str(fence.exception())
+    assert isinstance(stored.exception(), Unavailable)
+    assert "the disk failed" in (bookie.stopped or "")
