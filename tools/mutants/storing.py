@@ -460,4 +460,12 @@ STORING: list[Mutant] = [
         world=LEDGER,
         test="tests/storage/stores/test_objects.py::test_a_folder_that_goes_away_says_nothing_of_objects",
     ),
+    Mutant(
+        name="a subscription that goes while it comes stays in the record",
+        module="sluice.actors.topic.background.maintenance",
+        old="        if request.gone or request.firm or noted is None or request",
+        new="        if request.gone == (noted is not None) or request.firm or noted is not None and request",
+        world=LEDGER,
+        test="tests/actors/topic/test_fencing.py::test_a_subscription_that_goes_while_it_comes_is_gone",
+    ),
 ]
