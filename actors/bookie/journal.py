@@ -125,10 +125,7 @@ class BookieJournal:
                 continue
             self._group = self._take()
             try:
-                try:
-                    await self._write(self._group)
-                except DiskFull as error:
-                    await self._survive_full(self._group, str(error))
+                await self._write_or_refuse(self._group)
             except DiskFailed as error:
                 self.close(f"the disk failed: {error}")
                 self._on_failed(f"the disk failed: {error}")
@@ -192,6 +189,13 @@ class BookieJournal:
         self.applied = (segment, at)
         for waiting, record in zip(group, placed, strict=True):
             waiting.done.set_result(record)
+
+    async def _write_or_refuse(self, group: list[_Waiting]) -> None:
+        """Write a group; on a full disk its control records alone. Raises DiskFailed."""
+        try:
+            await self._write(group)
+        except DiskFull as error:
+            await self._survive_full(group, str(error))
 
     async def _survive_full(self, group: list[_Waiting], reason: str) -> None:
         """Refuse the runs of a group that found no space, and write its control records in place of the reserve."""

@@ -1,7 +1,9 @@
 """The background work of a bookie: checkpoints, merged tables, garbage, compaction, and space on the disk.
 
 One task does all of it, one thing after the other. What is deleted is never needed by either checkpoint on disk: a
-segment goes when nothing in it lives and both checkpoints stand behind it, a table when neither names it.
+segment goes when nothing in it lives and both checkpoints stand behind it and say so, a table when neither names it. On
+a full disk space counts for more than what a checkpoint says: a start that must build the index anew then takes the
+segment for lost, and doubts all ledgers.
 
 The bookie is read-only while the disk has less free space than the settings ask for, and becomes writable again when
 there is more and the reserve is back in its place.
@@ -48,8 +50,7 @@ class BookieMaintenance:
                 await store.disk.replace(REBUILD, store.index.damaged.encode())
                 store.on_failed(f"the index must be built anew, which a new start does: {store.index.damaged}")
                 return
-            if await self._merge() or self._is_due():
-                await store.checkpoint()
+            await self._tidy_index()
             await self._collect()
             await self._compact_one()
         except DiskFull as error:
@@ -63,14 +64,26 @@ class BookieMaintenance:
         """The disk had no space."""
         self.read_only = self.read_only or f"the disk is full: {reason}"
 
+    async def _tidy_index(self) -> None:
+        """Merge tables and save a checkpoint, if that is due. What has no room holds up nothing that makes room."""
+        try:
+            if await self._merge() or self._is_due():
+                await self.store.checkpoint()
+        except DiskFull as error:
+            self.full(str(error))
+
     async def _merge(self) -> bool:
-        """Whether tables were merged, which the next checkpoint makes durable. A block that the disk does not read now
-        leaves them as they are, and nothing else waits for it: without checkpoints the journal would fill the disk.
+        """Whether tables were merged, which the next checkpoint makes durable. A block that the disk does not read now,
+        or has no room for, leaves them as they are, and nothing else waits for it: without checkpoints the journal
+        would fill the disk.
         """
         try:
             return await self.store.index.merge_some(np.array(self.store.ledgers.deleted, np.uint32))
+        except DiskFull as error:
+            self.full(str(error))
         except Unavailable:
-            return False
+            pass
+        return False
 
     def _is_due(self) -> bool:
         store, settings = self.store, self.store.settings
@@ -79,7 +92,15 @@ class BookieMaintenance:
         if store.journal.written - store.checkpointed >= settings.checkpoint_bytes:
             return True
         # Garbage waits until both checkpoints have passed it.
-        return bool(store.segments.garbage(store.journal.applied[0])) and not store.segments.garbage(self._kept_from())
+        return bool(store.segments.garbage(store.journal.applied[0])) and not self._garbage()
+
+    def _garbage(self) -> list[int]:
+        """The segments that neither checkpoint would miss."""
+        garbage = self.store.segments.garbage(self._kept_from())
+        if self.read_only is not None:
+            return garbage
+        living = {segment: True for saved in self.store.saved for segment in saved.living}
+        return [segment for segment in garbage if segment not in living]
 
     def _kept_from(self) -> int:
         """The first segment that one of the checkpoints would replay."""
@@ -103,7 +124,7 @@ class BookieMaintenance:
 
     async def _collect(self) -> None:
         store = self.store
-        for segment in store.segments.garbage(self._kept_from()):
+        for segment in self._garbage():
             await store.disk.delete(segment_name(segment))
             store.segments.gone(segment)
             self.deleted_segments += 1

@@ -37,6 +37,10 @@ class Segments:
         self.live.pop(segment, None)
         self.sizes.pop(segment, None)
 
+    def living(self) -> list[int]:
+        """The segments in which something lives."""
+        return [segment for segment, ledgers in self.live.items() if ledgers]
+
     def garbage(self, before: int) -> list[int]:
         """Closed segments numbered below `before` in which nothing lives."""
         return [segment for segment in sorted(self.sizes) if segment < before and not self.live.get(segment)]

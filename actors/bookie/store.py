@@ -33,10 +33,13 @@ REBUILD = "rebuild"
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint on disk: the first segment that a start from it replays, and the tables that it needs."""
+    """A checkpoint on disk: the first segment that a start from it replays, the tables that it needs, and the segments
+    whose absence would be a loss to it.
+    """
 
     segment: int
     tables: list[str]
+    living: list[int]
 
 
 class BookieStore:
@@ -97,7 +100,7 @@ class BookieStore:
     async def _open(self) -> None:
         found = await load_checkpoints(self.disk, self.salt)
         checkpoint = found[0] if found else Checkpoint()
-        self.saved = [Saved(each.segment, each.tables) for each in found]
+        self.saved = [Saved(each.segment, each.tables, each.segments.living()) for each in found]
         self.generation = checkpoint.generation
         self.watermark = await load_watermark(self.disk, self.salt)
         self.ledgers = checkpoint.ledgers
@@ -210,6 +213,7 @@ class BookieStore:
         rows = self.index.freeze()
         name = self.index.table_name()
         tables = [table.name for table in self.index.tables] + [name] * bool(len(rows))
+        living = self.segments.living()
         generation = self.generation + 1
         checkpoint = Checkpoint(generation, segment, offset, tables, self.index.next_table, self.ledgers, self.segments)
         data = encode_checkpoint(checkpoint, self.salt)
@@ -218,7 +222,7 @@ class BookieStore:
         self.index.thaw([*self.index.tables, *fresh])
         self.generation = generation
         self.checkpointed = written
-        self.saved = [Saved(segment, tables), *self.saved[:1]]
+        self.saved = [Saved(segment, tables, living), *self.saved[:1]]
 
     # -- opening --
 

@@ -215,7 +215,7 @@ class BucketSet:
             records = tuple(sorted(wanted.values(), key=lambda record: (record.start, record.key)))
             try:
                 await self.manifest.commit(Manifest(self.manifest.epoch, records))
-            except (Fenced, Corrupt) as error:
+            except Fenced as error:
                 self.fail(error)
                 raise
             self.set_names(wanted)

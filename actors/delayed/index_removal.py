@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from sluice.actors.delayed.buckets import BucketTracker
+from sluice.actors.delayed.manifest import newest_manifest
 from sluice.actors.ports import Ports
 from sluice.actors.runtime.store_attempts import REFUSALS, attempt
 from sluice.storage.errors import Fenced
@@ -27,7 +28,8 @@ class IndexRemoval:
     async def delete(self) -> None:
         """Delete objects and manifest, if there are any. Raises Fenced, Unavailable; try again."""
         async with self._lock:
-            if not self._gone and await attempt(self._ports, lambda: self._ports.meta.read(self._key)) is not None:
+            there = None if self._gone else await attempt(self._ports, lambda: newest_manifest(self._ports, self._key))
+            if there is not None:
                 tracker = self._make()
                 try:
                     await tracker.delete()

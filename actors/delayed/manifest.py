@@ -13,6 +13,9 @@ A version that cannot be read is followed by a good one: at the start by one tha
 wanted now. The log is the truth, and a dispatcher that starts reads it from the mark-delete position; only readers
 that were there before have to learn of the change (`rebuilt`). An owner of an older epoch that did so is
 overruled in the same way.
+
+A version of which the store itself says that it is damaged has no number that is known, so nothing can follow it. Until
+it is put back, it is like a store that is away: everything is kept in memory, and the alarm says why.
 """
 
 from __future__ import annotations
@@ -30,13 +33,21 @@ def manifest_key(topic: str, partition: int, subscription: str) -> str:
     return f"delayed/{topic}/{partition}/{subscription}"
 
 
+async def newest_manifest(ports: Ports, key: str) -> Version | None:
+    """The newest version. Raises Unavailable, also for one that the store finds damaged."""
+    try:
+        return await ports.meta.read(key)
+    except Corrupt as error:
+        raise Unavailable(f"the delayed index {key} cannot be opened: {error}") from error
+
+
 async def last_epoch(ports: Ports, key: str) -> int | None:
     """The epoch of the last writer of a manifest; 0 if it cannot be read, None without one. Raises Unavailable.
 
     A name that is used again goes on counting there: what an earlier subscription of the name left is then never newer.
     """
-    newest = await attempt(ports, lambda: ports.meta.read(key))
     try:
+        newest = await attempt(ports, lambda: ports.meta.read(key))
         return None if newest is None else decode_manifest(newest.value, key).epoch
     except Corrupt:
         return 0
@@ -67,7 +78,7 @@ class ManifestStore:
     async def open(self) -> Manifest:
         """Read the newest version and take possession of it. Raises Fenced, Unavailable; safe to repeat."""
         async with self._lock:
-            newest = await attempt(self._ports, lambda: self._ports.meta.read(self.key))
+            newest = await attempt(self._ports, lambda: newest_manifest(self._ports, self.key))
             self.begun = newest is None
             try:
                 manifest = self._adopt(newest)
@@ -120,7 +131,7 @@ class ManifestStore:
                 return True
         except (Unavailable, Overloaded):
             self.settled = False
-        newest = await self._ports.meta.read(self.key)
+        newest = await newest_manifest(self._ports, self.key)
         if newest is None and self._number:
             raise Fenced(f"the delayed index {self.key} was deleted")
         if newest is None or newest.number < number:

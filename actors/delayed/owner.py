@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sluice.actors.delayed.buckets import BucketTracker
-from sluice.actors.delayed.manifest import ManifestStore, manifest_key
+from sluice.actors.delayed.manifest import ManifestStore, manifest_key, newest_manifest
 from sluice.actors.delayed.objects import BucketObjects
 from sluice.actors.delayed.shared import NAME, SharedIndex
 from sluice.actors.ports import Ports
@@ -85,7 +85,7 @@ class IndexOwner:
     async def delete(self, epoch: int) -> None:
         """The partition is deleted: every object and the record go. Raises Unavailable; try again."""
         async with self._opening:
-            if self._tracker is None and await self._ports.meta.read(self._key) is not None:
+            if self._tracker is None and await newest_manifest(self._ports, self._key) is not None:
                 self._tracker = self._make(epoch)
             if self._tracker is not None:
                 await self._tracker.delete()
@@ -104,7 +104,7 @@ class IndexOwner:
     async def _is_there(self) -> bool:
         while True:
             try:
-                return await self._ports.meta.read(self._key) is not None
+                return await newest_manifest(self._ports, self._key) is not None
             except REFUSALS as error:
                 self._ports.log("delayed_waits", key=self._key, error=str(error))
                 await self._ports.clock.sleep(RETRY_MS)

@@ -18,6 +18,7 @@ import numpy as np
 
 from sluice.actors.delayed.buckets import LOOK_AHEAD_MS
 from sluice.actors.delayed.index_removal import IndexRemoval
+from sluice.actors.delayed.manifest import newest_manifest
 from sluice.actors.delayed.memory import InMemoryTracker
 from sluice.actors.delayed.on_demand import IndexOnDemand, OwnIndex
 from sluice.actors.delayed.shared import SharedIndex, SharedView
@@ -158,7 +159,7 @@ async def make_tracker(
         return other
     try:
         if indexed is None:
-            indexed = await attempt(ports, lambda: ports.meta.read(own.key)) is not None
+            indexed = await attempt(ports, lambda: newest_manifest(ports, own.key)) is not None
         if not indexed:
             return IndexOnDemand(own)
         tracker = own.make()

@@ -209,14 +209,9 @@ def rolled(
 ) -> dict[str, Any]:
     """Take the machines beside the head's down and up again under load, one at a time, as the page says.
 
-<<<<<<< HEAD
-    between: what is done while a machine is down. drains False: the machine is not drained before.
+    between: what is done while a machine is down. drains False: the machine is not drained before. head: the machine of
+    the head follows the others, and the load comes from outside.
     Returns the result of the load (tests.kit.steady_load), and `steps`: (seconds of the load, what was done).
-=======
-    between: what is done while a machine is down. drains False: nobody moves away before. head: that of the head
-    follows them, and the load comes from outside. Returns what the load says
-    (tests.kit.steady_load), and `steps`: when what was done, in seconds of the load.
->>>>>>> release
     """
     (drain,) = site.page.lines("Take a machine down")
     _, node = site.page.lines("Ray on each machine")

@@ -305,4 +305,12 @@ DELAYING: list[Mutant] = [
         world=BROKER,
         test=f"{_AWAY}test_requests_that_hang_hold_up_no_retry",
     ),
+    Mutant(
+        name="a manifest that its store finds damaged ends whoever opens it",
+        module="sluice.actors.delayed.manifest",
+        old="    except Corrupt as error:\n        raise Unavailable(",
+        new="    except Fenced as error:\n        raise Unavailable(",
+        world=BROKER,
+        test="tests/actors/delayed/test_delivery.py::test_a_manifest_that_its_store_finds_damaged_stops_nothing",
+    ),
 ]

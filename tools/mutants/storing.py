@@ -16,6 +16,14 @@ STORING: list[Mutant] = [
         seed=9,
     ),
     Mutant(
+        name="a disk that fails while its reserve is used answers nobody",
+        module="sluice.actors.bookie.journal",
+        old="            await self._survive_full(group, str(error))\n",
+        new="            asyncio.ensure_future(self._survive_full(group, str(error)))\n",
+        world=BOOKIE,
+        test="tests/actors/bookie/test_journal.py::test_a_full_disk_that_fails_then_answers_and_ends_the_bookie",
+    ),
+    Mutant(
         name="an immediate answer before its sync",
         module="sluice.actors.bookie.bookie",
         old="        written.then(lambda: self._written(key, written, answer))\n",
@@ -399,10 +407,26 @@ STORING: list[Mutant] = [
     Mutant(
         name="no checkpoint is made while a block of the index is not read",
         module="sluice.actors.bookie.maintenance",
-        old="        except Unavailable:\n            return False\n",
-        new="        except NotFound:\n            return False\n",
+        old="        except Unavailable:\n            pass\n",
+        new="        except NotFound:\n            pass\n",
         world=BOOKIE,
         test="tests/actors/bookie/test_maintenance.py",
+    ),
+    Mutant(
+        name="a segment goes that a checkpoint would miss",
+        module="sluice.actors.bookie.maintenance",
+        old="for segment in saved.living}",
+        new="for segment in saved.living[:0]}",
+        world=BOOKIE,
+        test="tests/actors/bookie/test_maintenance.py::test_a_rebuilt_index_takes_no_garbage_for_a_loss",
+    ),
+    Mutant(
+        name="a checkpoint without room keeps garbage on the disk",
+        module="sluice.actors.bookie.maintenance",
+        old="        except DiskFull as error:\n            self.full(str(error))\n\n    async def _merge",
+        new="        except NotFound as error:\n            self.full(str(error))\n\n    async def _merge",
+        world=BOOKIE,
+        test="tests/actors/bookie/test_maintenance.py::test_what_has_no_room_keeps_no_garbage_on_a_full_disk",
     ),
     Mutant(
         name="a loss is forgotten where the start that found it was ended",
@@ -451,5 +475,13 @@ STORING: list[Mutant] = [
         new="        if False:\n",
         world=LEDGER,
         test="tests/storage/stores/test_objects.py::test_a_folder_that_goes_away_says_nothing_of_objects",
+    ),
+    Mutant(
+        name="a subscription that goes while it comes stays in the record",
+        module="sluice.actors.topic.background.maintenance",
+        old="        if request.gone or request.firm or noted is None or request",
+        new="        if request.gone == (noted is not None) or request.firm or noted is not None and request",
+        world=LEDGER,
+        test="tests/actors/topic/test_fencing.py::test_a_subscription_that_goes_while_it_comes_is_gone",
     ),
 ]

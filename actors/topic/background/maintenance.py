@@ -319,7 +319,8 @@ class TopicMaintenance:
         else:
             self.marks[name] = request.mark_delete
         noted = self._log.record.subscriptions.get(name)
-        if request.gone == (noted is not None) or request.firm or (noted is not None and request.mark_delete < noted):
+        # Also of one that is gone and not noted: a version that names it may be under way.
+        if request.gone or request.firm or noted is None or request.mark_delete < noted:
             await self._log.metadata.update(self._with_marks)
         if request.firm:
             await self._log.metadata.verify()

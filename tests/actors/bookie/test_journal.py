@@ -10,6 +10,7 @@ import pytest
 
 from sluice.actors import messages
 from sluice.actors.bookie import BookieSettings
+from sluice.actors.ports import DiskFailed
 from sluice.actors.ports.wire import Blob
 from sluice.storage.errors import Corrupt, Fenced, Invalid, Overloaded, Unavailable
 from sluice.storage.format.frame import NEWEST, Buffer
@@ -244,21 +245,26 @@ async def test_a_bookie_that_cannot_rewrite_its_tail_does_not_serve() -> None:
         await world.started()
 
 
+@pytest.mark.parametrize("call", ["delete", "append"])
 @simulated
-async def test_a_full_disk_that_then_fails_ends_the_bookie() -> None:
+async def test_a_full_disk_that_fails_then_answers_and_ends_the_bookie(call: str) -> None:
     world = World()
-    bookie = await world.started(BookieSettings(min_free_bytes=0))
+    bookie = await world.started()
     await bookie.handle(add(1, 0))
     world.disk.faults.capacity = world.disk.used()
-    delete = world.disk.delete
+    seen, act = list[str](), getattr(world.disk, call)
 
-    async def failing(name: str) -> None:
-        world.disk.fail()
-        await delete(name)
+    async def fail(name: str, *given: Any, **named: Any) -> Any:
+        seen.append(name)
+        if call == "delete" or len(seen) > 1:
+            raise DiskFailed("an I/O error")
+        return await act(name, *given, **named)
 
-    world.disk.delete = failing  # type: ignore[method-assign]
-    fence = asyncio.create_task(bookie.handle(messages.FenceLedger(ledger=1, epoch=5)))
+    setattr(world.disk, call, fail)
+    fence = asyncio.create_task(bookie.handle(messages.FenceLedger(ledger=1, epoch=7)))
+    stored = asyncio.create_task(bookie.handle(add(2, 0)))
     await settle()
-    assert fence.done(), "the next housekeeping is far away"
-    with pytest.raises(Unavailable, match="disk failed"):
-        await fence
+    assert (fence.done(), stored.done()) == (True, True)
+    assert "the disk failed" in str(fence.exception())
+    assert isinstance(stored.exception(), Unavailable)
+    assert "the disk failed" in (bookie.stopped or "")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 
 from sluice.actors import messages
 from sluice.actors.bookie import Bookie
@@ -125,3 +126,46 @@ async def test_a_mark_without_room_holds_up_nothing() -> None:
     assert len(refused) == 1
     assert bookie.refuses == ""
     assert await bookie.handle(add(1, 1)) == messages.Done()
+
+
+@pytest.mark.parametrize("gone", [(1, 2, 3, 4), (1, 2, 3)], ids=["deleted", "moved elsewhere"])
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4, 5])
+@simulated
+async def test_a_rebuilt_index_takes_no_garbage_for_a_loss(gone: tuple[int, ...], rounds: int) -> None:
+    world = World()
+    bookie = await world.started(SETTINGS)
+    await fill(bookie, (1, 2, 3, 4), range(20), tend_every=20)
+    for run in (20, 21):
+        await bookie.store.checkpoint()
+        await bookie.handle(add(4, run))
+    await bookie.handle(messages.DeleteLedgers(ledgers=list(gone)))
+    for _ in range(rounds):
+        await bookie.maintain()
+    await world.kill()
+    world.disk.crash()
+    for name in [name for name in world.disk.files if name.startswith("index-")]:
+        world.disk.files[name].data[-3] ^= 1
+    bookie = await world.started(SETTINGS)
+    assert not bookie.lost_records
+    if 4 not in gone:
+        await check(bookie, (4,), range(22))
+
+
+@simulated
+async def test_what_has_no_room_keeps_no_garbage_on_a_full_disk() -> None:
+    world = World()
+    bookie = await world.started(replace(SETTINGS, checkpoint_bytes=1))
+    await fill(bookie, (1, 2), range(20), tend_every=20)
+    for run in (20, 21):
+        await bookie.store.checkpoint()
+        await bookie.handle(add(2, run))
+    await bookie.handle(messages.DeleteLedgers(ledgers=[1, 2]))
+    await fill(bookie, (3,), range(8), tend_every=9)
+    full = world.disk.faults.capacity = world.disk.used()
+    for _ in range(2):
+        await bookie.maintain()
+    assert bookie.stopped is None
+    assert world.disk.used() < full / 2
+    world.disk.faults.capacity = 1 << 40
+    await bookie.maintain()
+    await check(bookie, (3,), range(8))

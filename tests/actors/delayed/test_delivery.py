@@ -16,7 +16,7 @@ import pytest
 
 from sluice.actors.dispatcher.delivery.due import DUE_GROUP_MS
 from sluice.actors.messages import Explain
-from sluice.storage.errors import Invalid, Unavailable
+from sluice.storage.errors import Corrupt, Invalid, Unavailable
 from tests.actors.delayed.desk import LATE_MS, STRAY_MS, Arrival, Desk, serve
 
 SMALL = {
@@ -328,3 +328,22 @@ def test_explain_says_that_the_delayed_index_waits_for_its_store(monkeypatch: py
         assert [arrival.message.key for arrival in desk.came()] == ["plain"]
 
     serve(scenario, tracker="bucket", topic=TOPIC, **SMALL)
+
+
+@pytest.mark.parametrize("kind", ["bucket", "shared"])
+def test_a_manifest_that_its_store_finds_damaged_stops_nothing(kind: str) -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.consume("one")
+        for number in range(60):
+            await desk.publish(str(number), delay=120_000)
+        await desk.quiet(2_000)
+        assert await desk.manifests()
+        desk.world.meta.trouble.refused["read delayed/"] = Corrupt
+        await desk.restart("topic", "dispatcher")
+        await desk.publish("plain")
+        await desk.quiet(10_000)
+        assert [arrival.message.key for arrival in desk.came()] == ["plain"]
+        await desk.settled(120_000)
+        assert len(desk.came()) == len(set(desk.names())) == 61
+
+    serve(scenario, tracker=kind, topic=TOPIC, **SMALL)

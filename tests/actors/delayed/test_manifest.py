@@ -106,6 +106,23 @@ async def test_a_damaged_record_is_named_and_a_readable_one_follows() -> None:
 
 
 @simulated
+async def test_a_record_that_its_store_finds_damaged_is_waited_for() -> None:
+    world = World()
+    life = Life(world)
+    store = ManifestStore(life.ports, KEY, 3)
+    await store.open()
+    await store.commit(Manifest(3, (record(1),)))
+    world.meta_store.trouble.refused[f"read {KEY}"] = Corrupt
+    with pytest.raises(Unavailable, match=KEY):
+        await ManifestStore(life.ports, KEY, 4).open()
+    assert await last_epoch(life.ports, KEY) == 0
+    with pytest.raises(Corrupt):
+        await store.current()
+    await store.commit(Manifest(3, (record(2),)))
+    assert newest(world).buckets == (record(2),), "its owner knows the number that follows"
+
+
+@simulated
 async def test_an_older_owner_that_overwrote_a_record_is_overruled() -> None:
     world = World()
     newer, older = (ManifestStore(Life(world).ports, KEY, epoch) for epoch in (5, 4))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from sluice.actors.ledger.record import record_key, unpack_record
-from sluice.actors.messages import Progress, Published, ReadEnds, TopicSettings
+from sluice.actors.messages import Done, Progress, Published, ReadEnds, TopicSettings
 from sluice.actors.ports import Ports, Unknown
 from sluice.actors.topic.partition import managed_ledger as log
 from sluice.storage.errors import Fenced, SluiceError
@@ -163,3 +165,18 @@ def test_a_new_owner_reads_only_what_follows_the_snapshot(monkeypatch: pytest.Mo
         assert (resent.first_entry, resent.duplicate) == (35, True)
 
     World(421).play(scenario)
+
+
+def test_a_subscription_that_goes_while_it_comes_is_gone() -> None:
+    async def scenario(world: World) -> None:
+        cluster = Cluster(world)
+        to, client = await cluster.start(), world.client("client")
+        world.meta.trouble.faults.delay_ms = 300, 300
+        comes = asyncio.create_task(client.net.call(to, Progress(subscription="s", mark_delete=-1, number=1), 5_000))
+        await world.loop.pause(100)
+        goes = Progress(subscription="s", mark_delete=-1, number=2, gone=True)
+        assert await client.net.call(to, goes, 5_000) == await comes == Done()
+        value = world.meta.records[record_key("t", 0)][-1]
+        assert unpack_record(value).subscriptions == {}, "else the next owner would keep everything for it"
+
+    World(430).play(scenario)
