@@ -16,10 +16,11 @@ the order of that queue.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Generic
 
@@ -31,7 +32,8 @@ from sluice.actors.consumer.chunks import MOST_BYTES
 from sluice.actors.messages import DELAY_ID
 from sluice.actors.ports import Ports
 from sluice.actors.producer.batches import Outgoing, cut, split
-from sluice.actors.producer.producer import PartitionProducer
+from sluice.actors.producer.producer import PartitionProducer, Repartitioned
+from sluice.actors.runtime.signal import Signal
 from sluice.cluster.base import tracing
 from sluice.cluster.base.loop import Home, call_user
 from sluice.cluster.base.own_process import OfThisProcess
@@ -72,13 +74,30 @@ class _Gathered:
         return sent
 
 
+Parts = list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]
+"""What goes to which partition, and where its rows stand in the caller's batch."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """A whole batch of the user's, divided over the partitions."""
+    """A whole batch of the user's, divided by a number of partitions."""
 
     receipt: Receipt
-    parts: list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]
+    parts: Parts
+    partitions: int
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Messages for one partition, or from one that has not stored them. rows: where they stand in the caller's batch."""
+
+    receipt: Receipt
+    batch: StoredBatch
+    rows: npt.NDArray[np.int64]
+    size: int
+    callbacks: dict[int, SendCallback]
+    single: bool
 
 
 class ProducerCore(OfThisProcess, Generic[S]):
@@ -97,14 +116,17 @@ class ProducerCore(OfThisProcess, Generic[S]):
         *,
         max_delay_ms: int,
         on_close: Callable[[ProducerCore[Any]], None],
+        count_again: Callable[[], Awaitable[int]],
     ) -> None:
-        """max_delay_ms: the longest delay that the topic takes; 0 = any."""
+        """max_delay_ms: the longest delay that the topic takes; 0 = any. count_again: lets `parts` be those of all
+        partitions by now, and returns the longest delay. Raises SluiceErrors.
+        """
         self._loop, self._ports, self._options, self._parts = loop, ports, options, parts
+        self._count_again = count_again
         self._batching = options.batching
         self._max_delay_ms = max_delay_ms
         self._on_close = on_close
-        first = options.initial_sequence_id
-        self._next = [part.last_sequence + 1 if first is None else first for part in parts]
+        self._next = [self._first_of(part) for part in parts]
         self._row = 0
         self._room = threading.Condition()
         """Guards everything below; waited on for room."""
@@ -117,6 +139,11 @@ class ProducerCore(OfThisProcess, Generic[S]):
         in `_send_all`, which sends whatever has gathered.
         """
         self._in_flight = 0
+        self._moved: list[_Piece] = []
+        """What partitions of an earlier topic have not stored: it is divided once more when nothing else is in flight,
+        and before anything that was sent later.
+        """
+        self._divided = Signal()
         self._unsettled: dict[Receipt, dict[int, SendCallback]] = {}
         """What was handed to the partitions and has no outcome yet, with the callbacks that wait for it."""
         self._closed = False
@@ -152,8 +179,8 @@ class ProducerCore(OfThisProcess, Generic[S]):
             batch = make_batch(data, now=now, producer=self._options.name, first_sequence=first_row)
             if batch.deliver_at is not None:
                 self._check_delay(int(batch.deliver_at.max()), now)
-            receipt = Receipt(len(batch), self._loop.check_thread)
-            columns = _Columns(receipt, self._split(batch), data.nbytes)
+            receipt, partitions = Receipt(len(batch), self._loop.check_thread), len(self._parts)
+            columns = _Columns(receipt, self._split(batch, partitions), partitions, data.nbytes)
         except BaseException:
             with self._room:
                 self._give_room(data.num_rows, data.nbytes)
@@ -217,8 +244,12 @@ class ProducerCore(OfThisProcess, Generic[S]):
 
     async def _flush(self) -> None:
         """Wait for all partitions at once, which share the time-out."""
-        self._send_all()
-        await asyncio.gather(*(part.flush() for part in self._parts))
+        while True:
+            self._send_all()
+            await asyncio.gather(*(part.flush() for part in self._parts))
+            if not self._moved:
+                return
+            await self._divided.wait(self._ports)
 
     def _end(self) -> None:
         """Refuse further messages, and those that were added meanwhile."""
@@ -271,8 +302,17 @@ class ProducerCore(OfThisProcess, Generic[S]):
         uuid = f"{self._ports.rng.randrange(1 << 128):032x}".encode()
         return [*chunked.cut(payload, uuid, self._options.pulsar)]
 
-    def _split(self, batch: StoredBatch) -> list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]:
-        return split(batch, len(self._parts), self._options.hashing_scheme)
+    def _split(self, batch: StoredBatch, partitions: int) -> Parts:
+        return split(batch, partitions, self._options.hashing_scheme)
+
+    def _split_again(self, batch: StoredBatch, rows: npt.NDArray[np.int64]) -> Parts:
+        """Divide what is a part of a caller's batch."""
+        return [(number, part, rows[at]) for number, part, at in self._split(batch, len(self._parts))]
+
+    def _first_of(self, part: PartitionProducer) -> int:
+        """The sequence of the first message that goes to a partition from here."""
+        first = self._options.initial_sequence_id
+        return part.last_sequence + 1 if first is None else first
 
     def _begin(self, callback: object = None) -> int:
         """The time. Raises Invalid in a forked child, where a thread that is not there may hold the lock, and for a
@@ -325,6 +365,8 @@ class ProducerCore(OfThisProcess, Generic[S]):
     def abandon(self) -> None:
         """Settle all open messages as the client ends, so that every waiting call returns with an error."""
         error = Unavailable("the client was closed before this was confirmed; its outcome is unknown")
+        self._moved.clear()
+        self._divided.set()
         for receipt, callbacks in list(self._unsettled.items()):
             self._settle(receipt, receipt.open_rows(), -1, error, callbacks)
 
@@ -344,12 +386,17 @@ class ProducerCore(OfThisProcess, Generic[S]):
         """Close the container and hand everything to the partitions, in order."""
         with self._room:
             self._send_scheduled = False
+            if self._moved:
+                return
             self._close_container()
             waiting = list(self._queue)
             self._queue.clear()
         for one in waiting:
             if isinstance(one, _Columns):
-                self._send_parts(one.receipt, one.parts, one.size)
+                parts = one.parts
+                if one.partitions != len(self._parts):
+                    parts = [again for _, batch, rows in parts for again in self._split_again(batch, rows)]
+                self._send_parts(one.receipt, parts, one.size)
             else:
                 self._send_gathered(one)
 
@@ -358,25 +405,25 @@ class ProducerCore(OfThisProcess, Generic[S]):
         receipt.grow(container.count)
         self._unsettled[receipt] = gathered.callbacks
         try:
-            parts = self._split(container.build(self._options.name, gathered.first_row))
+            parts = self._split(container.build(self._options.name, gathered.first_row), len(self._parts))
         except SluiceError as error:
-            self._in_flight += 1
-            settle = self._settler(receipt, container.count, container.size, gathered.callbacks)
-            settle(np.arange(container.count), -1, error)
+            with self._room:
+                self._give_room(container.count, container.size)
+            self._settle(receipt, np.arange(container.count), -1, error, gathered.callbacks)
             return
         self._send_parts(receipt, parts, container.size, gathered.callbacks, single=True)
 
     def _send_parts(
         self,
         receipt: Receipt,
-        parts: list[tuple[int, StoredBatch, npt.NDArray[np.int64]]],
+        parts: Parts,
         size: int,
         callbacks: dict[int, SendCallback] | None = None,
         *,
         single: bool = False,
     ) -> None:
         """Give sequences and queue each partition's share; the last share takes what is left of the bytes."""
-        count, left, callbacks = len(receipt.positions), size, callbacks or {}
+        count, left, callbacks = sum([len(batch) for _, batch, _ in parts]), size, callbacks or {}
         self._unsettled[receipt] = callbacks
         pieces = [(partition, *piece) for partition, batch, rows in parts for piece in cut(batch, rows)]
         for number, (partition, batch, rows) in enumerate(pieces, 1):
@@ -385,28 +432,69 @@ class ProducerCore(OfThisProcess, Generic[S]):
             receipt.partitions[rows] = partition
             first, self._next[partition] = self._next[partition], self._next[partition] + len(batch)
             self._in_flight += 1
-            done = self._settler(receipt, len(batch), share, callbacks)
+            done = self._settler(_Piece(receipt, batch, rows, share, callbacks, single))
             self._parts[partition].send(Outgoing(batch, first, rows, done, share, single=single))
 
-    def _settler(
-        self, receipt: Receipt, count: int, size: int, callbacks: dict[int, SendCallback]
-    ) -> Callable[[npt.NDArray[np.int64], int, SluiceError | None], None]:
-        """Return a function that settles `count` messages, some of them or all at a time."""
-        open_messages, open_bytes = count, size
+    def _settler(self, piece: _Piece) -> Callable[[npt.NDArray[np.int64], int, SluiceError | None], None]:
+        """Return a function that settles the messages of a piece, some of them or all at a time."""
+        open_messages, open_bytes = len(piece.batch), piece.size
 
         def settle(rows: npt.NDArray[np.int64], first: int, error: SluiceError | None) -> None:
             nonlocal open_messages, open_bytes
             share = open_bytes * len(rows) // open_messages
             open_messages, open_bytes = open_messages - len(rows), open_bytes - share
             self._in_flight -= not open_messages
-            with self._room:
-                self._give_room(len(rows), share)
-                if self._open is not None and not self._send_scheduled_by_settle:
-                    self._send_scheduled_by_settle = True
-                    self._loop.soon(self._on_settled)
-            self._settle(receipt, rows, first, error, callbacks)
+            if isinstance(error, Repartitioned):
+                batch = piece.batch if len(rows) == len(piece.batch) else piece.batch.take(piece.rows.searchsorted(rows))
+                self._moved.append(replace(piece, batch=batch, rows=rows, size=share))
+                self._divided.clear()
+            else:
+                with self._room:
+                    self._give_room(len(rows), share)
+                    if self._open is not None and not self._send_scheduled_by_settle:
+                        self._send_scheduled_by_settle = True
+                        self._loop.soon(self._on_settled)
+                self._settle(piece.receipt, rows, first, error, piece.callbacks)
+            if self._moved and not self._in_flight:
+                self._ports.spawn(self._divide_again(), f"partitions-{self._options.topic}")
 
         return settle
+
+    async def _divide_again(self) -> None:
+        """Send what came back by the partitions that the topic has by now."""
+        refused = await self._learn_partitions()
+        moved, self._moved = self._moved, []
+        for piece in moved:
+            if refused is None:
+                parts = self._split_again(piece.batch, piece.rows)
+                self._send_parts(piece.receipt, parts, piece.size, piece.callbacks, single=piece.single)
+            else:
+                self._in_flight += 1
+                self._settler(piece)(piece.rows, 0, refused)
+        if not self._moved:
+            self._send_all()
+            self._divided.set()
+
+    async def _learn_partitions(self) -> SluiceError | None:
+        """Open what is missing; return the reason if that cannot be done."""
+        refused: SluiceError | None = None
+        try:
+            while True:
+                with contextlib.suppress(Unavailable):
+                    self._max_delay_ms = await self._count_again()
+                    break
+                self._check_open()
+        except SluiceError as error:
+            refused = error
+            for part in self._parts[len(self._next) :]:
+                part.close()
+            del self._parts[len(self._next) :]
+        self._next = self._next[: len(self._parts)]
+        self._next += [self._first_of(part) for part in self._parts[len(self._next) :]]
+        if self._closed:  # meanwhile
+            for part in self._parts:
+                part.close()
+        return refused
 
     def _settle(
         self,
