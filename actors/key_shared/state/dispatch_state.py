@@ -12,6 +12,7 @@ messages are not looked at again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -90,7 +91,7 @@ class DispatchState:
         self.tables = HashTables(
             tracking=self.policy.strict, holding=self.holds_keys or self.nack_ordered, revoking=self.nack_ordered
         )
-        self.sentinel = Sentinel(strict=self.policy.strict, name=self.describe, repeated=self.nack_ordered)
+        self.sentinel = Sentinel(strict=self.policy.strict, name=self.members.describe, repeated=self.nack_ordered)
         self.history = history or History()
         self.keeps_places = settings.grace_ms > 0 and keeps_places(settings)
         self.kept = StickyAssignments()
@@ -101,6 +102,11 @@ class DispatchState:
         self.recheck = False
         self._done_unsent = False
         self.now = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on from a snapshot."""
+        self.__dict__.update(state)
+        self.sentinel.describe_by(self.members.describe)
 
     def successor(self) -> DispatchState:
         """An empty state that goes on with the numbers, the history and the totals of this one."""
@@ -143,11 +149,6 @@ class DispatchState:
     def reduce(self, masked: Hashes) -> Reduced:
         """Masked hashes (KS-1) reduced to the range of this subscription's selector (KS-2, KS-3)."""
         return reduce_hash(masked, size=self.selector.size, start=self.selector.start)
-
-    def describe(self, slot: int) -> str:
-        """A consumer's name and number, unique among equal names."""
-        member = self.members.by_slot[slot] if slot < self.members.slots else None
-        return f"consumer {member.name!r} #{member.number}" if member else "nobody"
 
     # -- limits -----------------------------------------------------------------------------------------------------
 
