@@ -178,7 +178,9 @@ class AsyncClient(OfThisProcess, StoredMessages):
         await self._ask(CreateTopic(topic=topic, settings=wanted))
 
     async def add_partitions(self, topic: str, partitions: int) -> None:
-        """Give a partitioned topic so many partitions. Producers and consumers that are opened later use them all."""
+        """Give a partitioned topic so many partitions. Producers and consumers that are opened later use them all, and
+        others from when they look for the owner of a partition again.
+        """
         topic = check_name("topic", topic)
         await self._ask(AddPartitions(topic=topic, partitions=partitions))
         self.directory.invalidate(topic)

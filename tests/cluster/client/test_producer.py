@@ -442,6 +442,7 @@ def test_what_a_remade_topic_gives_back_goes_first(remade: int) -> None:
     later = [stage.producer.send_async("3", partition_key=key) for key in KEYS]
     stage.loop.turn()
     kept = [part.got.copy() for part in stage.parts]
+    assert [len(got) for got in kept] == [1, 1], "what is in flight ends before more is sent"
     stage.give_back(remade)
     for part, given_back in zip(stage.parts, kept, strict=False):
         assert part.got[: len(given_back)] == given_back
