@@ -335,9 +335,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
         patience = None if options.access == "wait_for_exclusive" else OPEN_TIMEOUT
         return Opening(self, f"opening a producer on {topic}", patience, begin, give_up)
 
-    async def _open_parts(
-        self, parts: list[PartitionProducer], options: ProducerOptions, *, attempts: int = 20
-    ) -> int:
+    async def _open_parts(self, parts: list[PartitionProducer], options: ProducerOptions, *, attempts: int = 20) -> int:
         """Let these be one producer for each partition; return the longest delay that the topic takes, ms.
 
         attempts: how often an owner that is being replaced is tried, 0 without end.

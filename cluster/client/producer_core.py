@@ -20,7 +20,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Generic
 
@@ -29,7 +29,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.actors.consumer.chunks import MOST_BYTES
-from sluice.actors.messages import DELAY_ID
 from sluice.actors.ports import Ports
 from sluice.actors.producer.batches import Outgoing, cut, split
 from sluice.actors.producer.producer import PartitionProducer, Repartitioned
@@ -37,9 +36,9 @@ from sluice.actors.runtime.signal import Signal
 from sluice.cluster.base import tracing
 from sluice.cluster.base.loop import Home, call_user
 from sluice.cluster.base.own_process import OfThisProcess
-from sluice.cluster.client.delayed import due_after
+from sluice.cluster.client.delayed import due_after, named
 from sluice.cluster.client.options import ProducerOptions
-from sluice.cluster.client.receipts import Receipt, SendCallback, SentMessage, sent_message
+from sluice.cluster.client.receipts import GatheredMessages, Pieces, Receipt, SendCallback, SentMessage
 from sluice.cluster.client.settings_input import as_bytes, as_payload, check_callback, check_columns
 from sluice.cluster.typed.variables import S
 from sluice.storage.errors import Fenced, Invalid, SluiceError, Unavailable
@@ -48,32 +47,6 @@ from sluice.storage.format.message_container import MessageContainer
 
 MAX_PENDING_BYTES = 128 * 1024 * 1024
 MAX_PENDING_MESSAGES = 500_000
-Pieces = list[tuple[bytes, bytes | None]]
-"""Payloads of a message, several if it goes in chunks, each with what stands in its column `pulsar`."""
-
-
-@dataclass(eq=False, slots=True)
-class _Gathered:
-    """Single messages that go out together. first_row: of the producer's messages without key, which are numbered."""
-
-    first_row: int
-    receipt: Receipt
-    container: MessageContainer
-    callbacks: dict[int, SendCallback] = field(default_factory=dict)
-
-    def add(
-        self, pieces: Pieces, key: bytes | None, now: int, callback: SendCallback | None, **details: Any
-    ) -> SentMessage:
-        """Add one message. Raises Invalid and adds nothing."""
-        first = self.container.count
-        for piece, chunk in pieces:
-            self.container.add(piece, key, now, chunk=None if chunk is None else (chunk, first), **details)
-        sent = sent_message(self.receipt, first, len(pieces))
-        if callback is not None:
-            self.callbacks |= sent.callbacks(callback)
-        return sent
-
-
 Parts = list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]
 """What goes to which partition, and where its rows stand in the caller's batch."""
 
@@ -90,7 +63,7 @@ class _Columns:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Messages for one partition, or from one that has not stored them. rows: where they stand in the caller's batch."""
+    """Messages for one partition, or from one that has not stored them. rows: their places in the caller's batch."""
 
     receipt: Receipt
     batch: StoredBatch
@@ -131,8 +104,8 @@ class ProducerCore(OfThisProcess, Generic[S]):
         self._room = threading.Condition()
         """Guards everything below; waited on for room."""
         self._pending_bytes = self._pending_messages = 0
-        self._open: _Gathered | None = None
-        self._queue: deque[_Gathered | _Columns] = deque()
+        self._open: GatheredMessages | None = None
+        self._queue: deque[GatheredMessages | _Columns] = deque()
         self._send_scheduled = self._timer_set = self._send_scheduled_by_settle = False
         """Calls to the loop's thread that were made and did not run yet: by the user's thread, for a container that was
         opened or is full; by the timer of an open container; by a settled append that finds one open. Each of them ends
@@ -206,7 +179,7 @@ class ProducerCore(OfThisProcess, Generic[S]):
         """Add one message to the open container. Block for room, unless there is some."""
         now = self._begin(callback)
         deliver_at = deliver_at if deliver_after is None else due_after(now, deliver_after)
-        properties, ordering_key = _named(delay_id, properties, partition_key, ordering_key)
+        properties, ordering_key = named(delay_id, properties, partition_key, ordering_key)
         pieces = self._pieces(payload, deliver_at)
         properties, callback = tracing.traced_message(self, payload, properties, callback)
         with self._room:
@@ -269,9 +242,9 @@ class ProducerCore(OfThisProcess, Generic[S]):
     def _freed(self) -> None:
         """Tell tasks that wait for room, under the lock."""
 
-    def _new_container(self) -> _Gathered:
+    def _new_container(self) -> GatheredMessages:
         receipt = Receipt(check_wait=self._loop.check_thread)
-        return _Gathered(self._row, receipt, MessageContainer(self._options.pulsar))
+        return GatheredMessages(self._row, receipt, MessageContainer(self._options.pulsar))
 
     def _payload(self, content: object) -> bytes:
         """The payload of a message: of a producer with a schema that of a value. Raises Invalid."""
@@ -400,7 +373,7 @@ class ProducerCore(OfThisProcess, Generic[S]):
             else:
                 self._send_gathered(one)
 
-    def _send_gathered(self, gathered: _Gathered) -> None:
+    def _send_gathered(self, gathered: GatheredMessages) -> None:
         receipt, container = gathered.receipt, gathered.container
         receipt.grow(container.count)
         self._unsettled[receipt] = gathered.callbacks
@@ -445,7 +418,9 @@ class ProducerCore(OfThisProcess, Generic[S]):
             open_messages, open_bytes = open_messages - len(rows), open_bytes - share
             self._in_flight -= not open_messages
             if isinstance(error, Repartitioned):
-                batch = piece.batch if len(rows) == len(piece.batch) else piece.batch.take(piece.rows.searchsorted(rows))
+                batch = (
+                    piece.batch if len(rows) == len(piece.batch) else piece.batch.take(piece.rows.searchsorted(rows))
+                )
                 self._moved.append(replace(piece, batch=batch, rows=rows, size=share))
                 self._divided.clear()
             else:
@@ -516,16 +491,3 @@ class ProducerCore(OfThisProcess, Generic[S]):
     def _on_settled(self) -> None:
         self._send_scheduled_by_settle = False
         self._send_all()
-
-
-def _named(
-    delay_id: str | None,
-    properties: dict[str, str] | None,
-    key: str | bytes | None,
-    ordering_key: str | bytes | None,
-) -> tuple[dict[str, str] | None, str | bytes | None]:
-    """Properties and ordering key of a message with a name of its sender's: without a key it hashes by the name."""
-    if delay_id is None:
-        return properties, ordering_key
-    named = {**(properties or {}), DELAY_ID: delay_id}
-    return named, delay_id if key is None and ordering_key is None else ordering_key

@@ -121,7 +121,9 @@ def test_a_producer_divides_by_a_remade_topics_partitions(tmp_path: Path, partit
             columns = pa.table({"payload": [b"third"] * len(keys), "key": [key.encode() for key in keys]})
             receipt = producer.send_batch(columns)
             producer.flush(60)
-            assert {key: one.result().message_id().partition_index for key, one in zip(keys, sent, strict=True)} == homes
+            assert {
+                key: one.result().message_id().partition_index for key, one in zip(keys, sent, strict=True)
+            } == homes
             assert [receipt.message_id(row).partition_index for row in range(len(keys))] == list(homes.values())
             assert producer.partitions == partitions
             with client.create_producer("orders") as other:
@@ -172,5 +174,5 @@ def test_dead_letters_go_to_a_dead_letter_topic_made_again(tmp_path: Path, parti
                     consumer.negative_acknowledge(consumer.receive(60_000))
                 with client.subscribe("dead", "look", initial_position="earliest") as look:
                     came = {(one := look.receive(60_000)).partition_key(): one.message_id() for _ in keys}
-                homes = {key: id.partition_index for key, id in came.items()}
+                homes = {key: place.partition_index for key, place in came.items()}
                 assert homes == {key: masked_hash(key.encode()) % made for key in keys}
