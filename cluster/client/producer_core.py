@@ -116,7 +116,7 @@ class ProducerCore(OfThisProcess, Generic[S]):
         """What partitions of an earlier topic have not stored: it is divided once more when nothing else is in flight,
         and before anything that was sent later.
         """
-        self._divided = Signal()
+        self._dividing, self._divided = False, Signal()
         self._unsettled: dict[Receipt, dict[int, SendCallback]] = {}
         """What was handed to the partitions and has no outcome yet, with the callbacks that wait for it."""
         self._closed = False
@@ -430,22 +430,25 @@ class ProducerCore(OfThisProcess, Generic[S]):
                         self._send_scheduled_by_settle = True
                         self._loop.soon(self._on_settled)
                 self._settle(piece.receipt, rows, first, error, piece.callbacks)
-            if self._moved and not self._in_flight:
+            if self._moved and not self._in_flight and not self._dividing:
+                self._dividing = True
                 self._ports.spawn(self._divide_again(), f"partitions-{self._options.topic}")
 
         return settle
 
     async def _divide_again(self) -> None:
         """Send what came back by the partitions that the topic has by now."""
-        refused = await self._learn_partitions()
-        moved, self._moved = self._moved, []
-        for piece in moved:
-            if refused is None:
-                parts = self._split_again(piece.batch, piece.rows)
-                self._send_parts(piece.receipt, parts, piece.size, piece.callbacks, single=piece.single)
-            else:
-                self._in_flight += 1
-                self._settler(piece)(piece.rows, 0, refused)
+        while self._moved and not self._in_flight:
+            refused = await self._learn_partitions()
+            moved, self._moved = self._moved, []
+            for piece in moved:
+                if refused is None:
+                    parts = self._split_again(piece.batch, piece.rows)
+                    self._send_parts(piece.receipt, parts, piece.size, piece.callbacks, single=piece.single)
+                else:
+                    self._in_flight += 1
+                    self._settler(piece)(piece.rows, 0, refused)
+        self._dividing = False
         if not self._moved:
             self._send_all()
             self._divided.set()

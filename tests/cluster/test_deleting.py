@@ -162,8 +162,14 @@ def test_dead_letters_go_to_a_dead_letter_topic_made_again(tmp_path: Path, parti
         client.create_topic("orders")
         client.create_topic("dead", 2)
         producer = client.create_producer("orders")
-        dying = {"max_redeliver_count": 1, "dead_letter_topic": "dead", "negative_ack_redelivery_delay_ms": 0}
-        with client.subscribe("orders", "billing", initial_position="earliest", **dying) as consumer:
+        with client.subscribe(
+            "orders",
+            "billing",
+            initial_position="earliest",
+            max_redeliver_count=1,
+            dead_letter_topic="dead",
+            negative_ack_redelivery_delay_ms=0,
+        ) as consumer:
             for made in (2, partitions, partitions):
                 if made != 2:
                     client.delete_topic("dead", force=True)

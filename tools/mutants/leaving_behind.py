@@ -14,7 +14,7 @@ PLACES = "tests/cluster/workers/test_ray_places.py"
 KEEPER, POOL = "tests/cluster/workers/test_keeper.py", "tests/cluster/workers/test_pool.py"
 REGISTRY, LAUNCH = "tests/cluster/workers/test_registry.py", "tests/cluster/launch/test_launch.py"
 FENCING = "tests/actors/ownership/test_fenced_record.py"
-REMADE, PRODUCER = "tests/cluster/test_deleting.py", "tests/cluster/client/test_producer.py"
+REMADE, REPARTITIONED = "tests/cluster/test_deleting.py", "tests/cluster/client/test_repartitioned.py"
 DELETING, GROWING = "tests/actors/test_deletion.py", "tests/actors/test_growing.py"
 
 LEAVING_BEHIND: list[Mutant] = [
@@ -128,7 +128,7 @@ LEAVING_BEHIND: list[Mutant] = [
         old="            if self._moved:\n                return\n",
         new="",
         world=BROKER,
-        test=f"{PRODUCER}::test_what_a_remade_topic_gives_back_goes_first[5]",
+        test=f"{REPARTITIONED}::test_what_a_remade_topic_gives_back_goes_first[5]",
     ),
     Mutant(
         name="past decisions stay until the collector looks",

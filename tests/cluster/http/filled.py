@@ -108,9 +108,10 @@ def filled(folder: Path) -> Iterator[Filled]:
             with ExitStack() as consumers:
                 consumers.enter_context(client.subscribe("busy", "billing"))
                 for number in range(3):  # each has room for a message of each partition, so the others wait
-                    named = {"consumer_name": f"{number}-{NAME}", "receiver_queue_size": PARTITIONS}
-                    consumer = consumers.enter_context(client.subscribe("orders", "billing", **named))
-                    consumer.receive(timeout_millis=60_000)
+                    joining = client.subscribe(
+                        "orders", "billing", consumer_name=f"{number}-{NAME}", receiver_queue_size=PARTITIONS
+                    )
+                    consumers.enter_context(joining).receive(timeout_millis=60_000)
                 yield cluster
     finally:
         launch.down(folder)
