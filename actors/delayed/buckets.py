@@ -93,6 +93,11 @@ class BucketTracker(CoreTracker):
         """Whether a damaged manifest was replaced."""
         return self._bucket_set.manifest.rebuilt
 
+    @property
+    def recovering(self) -> bool:  # type: ignore[override]
+        """Whether headers of buckets are still read."""
+        return self._bucket_set.recovering
+
     async def recovered(self) -> None:
         """Wait until the index of all buckets is restored (or given to a rescan)."""
         await self._maintenance.recovered()

@@ -79,6 +79,10 @@ class IndexOnDemand:
         """Why the index stopped."""
         return None if self._index is None else self._index.failed
 
+    @property
+    def recovering(self) -> bool:
+        return self._index is not None and self._index.recovering
+
     async def start(self) -> None:
         """Nothing is to be taken possession of before the first object is written."""
 

@@ -75,6 +75,10 @@ class RescheduledTracker:
         """Why the index beneath stopped."""
         return self._inner.failed
 
+    @property
+    def recovering(self) -> bool:
+        return self._inner.recovering
+
     async def start(self) -> None:
         await self._inner.start()
 

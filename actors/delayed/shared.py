@@ -245,6 +245,11 @@ class SharedView:
         """Never: an index that was fenced is not the dispatcher's end, the partition's new owner brings another."""
         return None
 
+    @property
+    def recovering(self) -> bool:
+        """Whether a new owner of the partition restores the index, while subscriptions go on."""
+        return self._index.tracker.recovering
+
     async def start(self) -> None:
         """The index is started by its owner."""
 

@@ -40,6 +40,10 @@ class DelayedTracker(Protocol):
     def failed(self) -> SluiceError | None:
         """Why the tracker stopped (Fenced); None while it works."""
 
+    @property
+    def recovering(self) -> bool:
+        """Whether something that was tracked before may not be tracked again yet."""
+
     async def start(self) -> None:
         """Take possession; recovery goes on in the background. Raises Fenced, Unavailable."""
 

@@ -18,6 +18,9 @@ class CoreTracker:
     rebuilt = False
     """Whether a damaged manifest was replaced, so that what earlier trackers stored is not known to this one."""
 
+    recovering = False
+    """See DelayedTracker."""
+
     def __init__(self, tick_ms: int) -> None:
         self._core = DelayedCore(tick_ms)
 

@@ -159,6 +159,13 @@ class Directory:
         await self._owners(question)
 
     async def _ask_owners(self, question: _Question) -> None:
+        try:
+            await self._find_owners(question)
+        except NotFound:  # a topic that was made again may have fewer partitions than the one that is known
+            self._settings.pop(question[0], None)
+            raise
+
+    async def _find_owners(self, question: _Question) -> None:
         topic, subscription, new = question
         wanted = sorted(self._wanted.pop(question))
         if subscription is None:
@@ -200,7 +207,11 @@ class Directory:
     async def settings(self, topic: str) -> TopicSettings:
         """The settings of a topic, with its number of partitions. Raises NotFound, Unavailable."""
         await self.topic(topic, 0)
-        return self._settings[topic]
+        return self._settings.get(topic) or await self.settings_now(topic)
+
+    def known_settings(self, topic: str) -> TopicSettings | None:
+        """The settings of a topic as they are known; None if they are not."""
+        return self._settings.get(topic)
 
     async def settings_within(self, topic: str, patience: int, *, now: bool = False) -> TopicSettings:
         """The settings of a topic; a controller that is being replaced is waited for, for `patience` milliseconds.

@@ -32,6 +32,7 @@ from sluice.storage.errors import (
     Fenced,
     Invalid,
     InvariantViolation,
+    NotFound,
     Overloaded,
     ProducerFenced,
     SluiceError,
@@ -63,6 +64,10 @@ class Entrance:
     topic_epoch: int | None = None
     again: bool = False
     waits: Callable[[], None] = lambda: None
+
+
+class Repartitioned(SluiceError):
+    """The topic has another number of partitions, and the batch was not stored: its sender divides it once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +116,24 @@ class PartitionProducer:
         self._opened = False
         self.closed: SluiceError | None = None
         self.last_sequence = -1
+        self.partitions = 0
+        """The number by which its sender divides. What cannot be stored any more where that number has changed comes
+        back as `Repartitioned`. 0: of a sender that does not divide.
+        """
+        self._repartitioned: Repartitioned | None = None
         self._looks = LET_GO.looks
 
-    async def open(self) -> None:
-        """Register the name at the partition's owner; retries while the owner is being replaced."""
-        await self._reopen(attempts=20)
+    async def open(self, *, attempts: int = 20) -> None:
+        """Register the name at the partition's owner; retries while the owner is being replaced, 0: without end."""
+        await self._reopen(attempts)
         if not self._entrance.home and self._entrance.access != "shared" and self.closed is None:
             self._staying = self._ports.spawn(self._stay(), "stay")
         self.go_on()
 
     def send(self, outgoing: Outgoing) -> None:
         """Queue a batch; `outgoing.done` gets its outcome. Never blocks."""
-        if self.closed is not None:
-            outgoing.done(outgoing.rows, 0, self.closed)
+        if (ended := self.closed or self._repartitioned) is not None:
+            outgoing.done(outgoing.rows, 0, ended)
             return
         self._queue.append(outgoing)
         if not self._busy:
@@ -142,10 +152,17 @@ class PartitionProducer:
         self.closed = self.closed or reason or Fenced("the producer is closed")
         if self._staying is not None:
             self._staying.cancel()
+        self._refuse_queue(self.closed)
+        self._idle.set()
+
+    def _refuse_queue(self, reason: SluiceError) -> None:
         while self._queue:
             outgoing = self._queue.pop(0)
-            outgoing.done(outgoing.rows, 0, self.closed)
-        self._idle.set()
+            outgoing.done(outgoing.rows, 0, reason)
+
+    def divide_by(self, partitions: int) -> None:
+        """What is sent from now on was divided by this number; everything else has its outcome."""
+        self.partitions, self._repartitioned = partitions, None
 
     @property
     def topic_epoch(self) -> int | None:
@@ -157,7 +174,10 @@ class PartitionProducer:
         try:
             while True:
                 await self._ports.clock.sleep(STAY_MS)
+                session = self.session
                 await self._reopen(attempts=0)
+                if self.session != session and not self._busy and self._is_repartitioned():
+                    self._repartitioned = Repartitioned(f"topic {self._config.topic!r} was made again")
         except SluiceError as error:
             self.close(error)
 
@@ -263,12 +283,14 @@ class PartitionProducer:
         waiting = [gathered]
         while waiting:
             group = waiting.pop()
-            if self.closed is not None:
-                self._report(group, 0, self.closed)
+            if (ended := self.closed or self._repartitioned) is not None:
+                self._report(group, 0, ended)
                 continue
             try:
                 await self._publish(group, outcome)
             except SluiceError as error:
+                if isinstance(error, Repartitioned):
+                    self._repartitioned = error
                 refused = isinstance(error, Invalid) and not isinstance(error, Terminated)
                 if refused and (parts := halves(group)):
                     waiting += reversed(parts)
@@ -277,6 +299,8 @@ class PartitionProducer:
                     if isinstance(error, Fenced):
                         self.close(error)
             outcome = None
+        if self._repartitioned is not None:
+            self._refuse_queue(self._repartitioned)
 
     async def _publish(self, gathered: list[Outgoing], outcome: Outcome | None) -> None:
         request, run, batch = await self._prepare(gathered)
@@ -343,12 +367,13 @@ class PartitionProducer:
             outcome = outcome or await self._ask(request)
             if isinstance(outcome, Published):
                 return outcome
-            if isinstance(outcome, Unknown):
-                self._ports.log("publish_unknown", partition=self._config.partition, reason=outcome.reason)
+            if isinstance(outcome, (Unknown, NotFound)):  # also of an owner whose topic was deleted
+                reason = outcome.reason if isinstance(outcome, Unknown) else str(outcome)
+                self._ports.log("publish_unknown", partition=self._config.partition, reason=reason)
                 await self._directory.suspect(self.address)
-                await self._reopen(attempts=0)
+                await self._find_again(request)
             elif isinstance(outcome, (Fenced, Conflict)):
-                await self._reopen(attempts=0)
+                await self._find_again(request)
             elif isinstance(outcome, (Overloaded, Unavailable)) or (
                 isinstance(outcome, Corrupt) and payload_crc(run.payload) == run.crc  # it was damaged on its way
             ):
@@ -363,6 +388,28 @@ class PartitionProducer:
                 request, session=self.session, follows=self.last_sequence, payload=Blob(run.payload)
             )
             await wait.pause()
+
+    async def _find_again(self, request: Publish) -> None:
+        """Open a session at the owner by now. Raises Repartitioned if the topic was made again with another number of
+        partitions, or grew, and this partition has not stored the request and stores it no more.
+        """
+        missing = None
+        try:
+            await self._reopen(attempts=0)
+        except NotFound as error:
+            missing = error
+            with contextlib.suppress(Unavailable):
+                await self._directory.settings_now(self._config.topic)
+        # An owner that knows the session could still store the request, which may be on its way.
+        lost = missing or (self.session != request.session and self.last_sequence < request.first_sequence)
+        if lost and self._is_repartitioned():
+            raise Repartitioned(f"topic {self._config.topic!r} has another number of partitions now")
+        if missing is not None:
+            raise missing
+
+    def _is_repartitioned(self) -> bool:
+        known = self._directory.known_settings(self._config.topic)
+        return self.partitions > 0 and known is not None and known.partitions != self.partitions
 
     async def _shared(self, batch: StoredBatch) -> tuple[Run, Blob]:
         """Make a run of a large batch, and the payload that travels. The rows are written once, into the shared memory

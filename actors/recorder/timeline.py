@@ -7,7 +7,7 @@ are asked why the rest of them waits.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -162,31 +162,45 @@ def in_office(
     chunks: Iterable[RecordedCalls],
     at: int,
     after: Callable[[DecisionReplay, RecordedCall, Any], None] | None = None,
-) -> dict[int, DecisionReplay]:
+) -> Iterator[DecisionReplay]:
     """Make decisions again until `at` (ms), each owner's from its last state before.
 
-    Returns the last owner of each partition. after: called after each call. Raises NotFound if there is none, Corrupt.
+    Yields the last owner of each partition, in order: only those of one partition are made at a time. after: called
+    after each call. Raises NotFound if there is none, Corrupt.
     """
-    runs: dict[RecordedSubscription, DecisionReplay] = {}
+    kept: dict[int, dict[RecordedSubscription, list[RecordedCalls]]] = {}
     for chunk in since_last_state(chunks, at):
-        run = runs.setdefault(chunk.of, DecisionReplay(chunk.of))
-        run.chunk(chunk, None if after is None else partial(after, run), until=at)
-    found: dict[int, DecisionReplay] = {}
-    for of, run in sorted(runs.items(), key=lambda item: (item[0].epoch, item[1].at)):
-        if run.decisions is not None and run.at:
-            found[of.partition] = run
+        kept.setdefault(chunk.of.partition, {}).setdefault(chunk.of, []).append(chunk)
+    found = False
+    for _, owners in sorted(kept.items()):
+        runs = [_made_again(of, mine, at, after) for of, mine in owners.items()]
+        known = [run for run in runs if run.decisions is not None and run.at]
+        if known:
+            found = True
+            yield max(known, key=lambda run: (run.of.epoch, run.at))
     if not found:
         raise NotFound("no recording reaches back so far; `./sluice incident replay` of an export says what there is")
-    return found
 
 
-def explained(runs: dict[int, DecisionReplay], key_hash: int, at: int) -> dict[str, Any]:
+def _made_again(
+    of: RecordedSubscription,
+    chunks: list[RecordedCalls],
+    at: int,
+    after: Callable[[DecisionReplay, RecordedCall, Any], None] | None,
+) -> DecisionReplay:
+    run = DecisionReplay(of)
+    for chunk in chunks:
+        run.chunk(chunk, None if after is None else partial(after, run), until=at)
+    return run
+
+
+def explained(runs: Iterable[DecisionReplay], key_hash: int, at: int) -> dict[str, Any]:
     """Return what the gates said of a masked hash at `at` (ms); the partition counts that has messages of it."""
 
     def likely(run: DecisionReplay) -> tuple[bool, int, int]:
         return bool(run.decisions and len(run.decisions.positions_of(key_hash))), run.of.epoch, run.at
 
-    run = max(runs.values(), key=likely)
+    run = max(runs, key=likely)
     assert run.decisions is not None
     answer = run.decisions.explain(key_hash=key_hash, now=at)
     return {"partition": run.of.partition, "epoch": run.of.epoch, "at": at, **answer}

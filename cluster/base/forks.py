@@ -10,9 +10,11 @@ whether it is still in the process that made it.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
 _kept: dict[int, tuple[int, int]] = {}
 """Descriptors by number, with the device and inode that they had: another file may have the number by now."""
@@ -48,6 +50,29 @@ def forget_in_children(forget: Callable[[], object]) -> None:
     os.register_at_fork(after_in_child=forget)
 
 
+@contextlib.contextmanager
+def ended_at_exit(cleanup: contextlib.ExitStack) -> Iterator[None]:
+    """Close it when the interpreter exits, before threads end that it needs, and before modules are taken apart."""
+    if not _registered:
+        _registered.append(getattr(threading, "_register_atexit", atexit.register)(_close_all))
+    _unclosed[id(cleanup)] = cleanup
+    try:
+        yield
+    finally:
+        _unclosed.pop(id(cleanup), None)
+
+
+def _close_all() -> None:
+    for cleanup in list(_unclosed.values()):
+        with contextlib.suppress(Exception):
+            cleanup.close()
+
+
+_registered: list[object] = []
+_unclosed: dict[int, contextlib.ExitStack] = {}
+"""What a program that ends may have left open. A forked child begins with none: the cluster is its parent's."""
+
+
 def _identity(descriptor: int) -> tuple[int, int]:
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
@@ -66,3 +91,4 @@ def _replace_inherited() -> None:
 
 
 forget_in_children(_replace_inherited)
+forget_in_children(_unclosed.clear)

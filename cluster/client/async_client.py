@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Generic, TypeVar, Unpack, cast, overload
 from weakref import WeakValueDictionary
 
@@ -177,7 +178,9 @@ class AsyncClient(OfThisProcess, StoredMessages):
         await self._ask(CreateTopic(topic=topic, settings=wanted))
 
     async def add_partitions(self, topic: str, partitions: int) -> None:
-        """Give a partitioned topic so many partitions. Producers and consumers that are opened later use them all."""
+        """Give a partitioned topic so many partitions. Producers and consumers that are opened later use them all, and
+        others from when they look for the owner of a partition again.
+        """
         topic = check_name("topic", topic)
         await self._ask(AddPartitions(topic=topic, partitions=partitions))
         self.directory.invalidate(topic)
@@ -316,7 +319,10 @@ class AsyncClient(OfThisProcess, StoredMessages):
         async def begin() -> P:
             max_delay_ms = await self._open_parts(parts, options)
             used = options if typed is None else replace(options, values=typed, pulsar=await typed.register())
-            producer = face(self.home, self.ports, used, parts, max_delay_ms=max_delay_ms, on_close=self._forget)
+            producer = face(
+                self.home, self.ports, used, parts, max_delay_ms=max_delay_ms, on_close=self._forget,
+                count_again=partial(self._open_parts, parts, options, attempts=0),
+            )  # fmt: skip
             self.opened[id(producer)] = self._producers[id(producer)] = producer
             return producer
 
@@ -329,12 +335,17 @@ class AsyncClient(OfThisProcess, StoredMessages):
         patience = None if options.access == "wait_for_exclusive" else OPEN_TIMEOUT
         return Opening(self, f"opening a producer on {topic}", patience, begin, give_up)
 
-    async def _open_parts(self, parts: list[PartitionProducer], options: ProducerOptions) -> int:
-        """Open one producer for each partition; return the longest delay that the topic takes, ms."""
-        topic = options.topic
+    async def _open_parts(self, parts: list[PartitionProducer], options: ProducerOptions, *, attempts: int = 20) -> int:
+        """Let these be one producer for each partition; return the longest delay that the topic takes, ms.
+
+        attempts: how often an owner that is being replaced is tried, 0 without end.
+        """
+        topic, incarnation = options.topic, self._fresh()
         settings = await self.directory.settings_within(topic, OPEN_TIMEOUT, now=True)
-        incarnation = self._fresh()
-        parts += [
+        for part in parts[settings.partitions :]:
+            part.close()
+        del parts[settings.partitions :]
+        further = [
             PartitionProducer(
                 self.ports,
                 self.directory,
@@ -343,11 +354,14 @@ class AsyncClient(OfThisProcess, StoredMessages):
                 ),
                 waves=self.waves,
             )
-            for partition in range(settings.partitions)
+            for partition in range(len(parts), settings.partitions)
         ]
-        if options.access != "shared":  # two that want all partitions begin at the same one
-            await parts[0].open()
-        await asyncio.gather(*(part.open() for part in parts if not part.session))
+        parts += further
+        if options.access != "shared" and further:  # two that want all partitions begin at the same one
+            await further[0].open(attempts=attempts)
+        await asyncio.gather(*(part.open(attempts=attempts) for part in further if not part.session))
+        for part in parts:
+            part.divide_by(settings.partitions)
         return settings.max_delay_ms
 
     @overload
@@ -734,14 +748,26 @@ class AsyncClient(OfThisProcess, StoredMessages):
         return (await self.until_closed(asking)).partitions
 
     async def _ask_owners(self, topic: str, subscription: str | None, request: Request[Any]) -> list[Any]:
-        """The answers of the owners of all partitions, or of a subscription on them, which are asked at once."""
+        """The answers of the owners of all partitions, or of a subscription on them, which are asked at once.
+
+        A topic that was made again may turn out to have another number: then all are asked once more.
+        """
 
         async def ask(partitions: int) -> list[Any]:
             each = (self.directory.ask_owner(topic, p, subscription, request) for p in range(partitions))
             return await asyncio.gather(*each)
 
         topic = check_name("topic", topic)
-        return await self.until_closed(ask(await self._partitions(topic)))
+        while True:
+            partitions = await self._partitions(topic)
+            try:
+                answers = await self.until_closed(ask(partitions))
+            except NotFound:
+                if await self._partitions(topic) == partitions:
+                    raise
+            else:
+                if await self._partitions(topic) == partitions or not request.repeatable:
+                    return answers
 
     async def _ask_owner(self, topic: str, partition: int, subscription: str | None, request: Request[Any]) -> Any:
         """The answer of one of them, as plain values. Raises NotFound if there is no such partition."""

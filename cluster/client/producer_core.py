@@ -16,10 +16,11 @@ the order of that queue.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Generic
 
@@ -27,17 +28,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.actors.consumer.chunks import CHUNKS_MS, MOST_BYTES
-from sluice.actors.messages import DELAY_ID
-from sluice.actors.ports import Clock, Ports
+from sluice.actors.consumer.chunks import MOST_BYTES
+from sluice.actors.ports import Ports
 from sluice.actors.producer.batches import Outgoing, cut, split
-from sluice.actors.producer.producer import PartitionProducer
+from sluice.actors.producer.producer import PartitionProducer, Repartitioned
+from sluice.actors.runtime.signal import Signal
 from sluice.cluster.base import tracing
 from sluice.cluster.base.loop import Home, call_user
 from sluice.cluster.base.own_process import OfThisProcess
-from sluice.cluster.client.delayed import due_after
+from sluice.cluster.client.delayed import due_after, named
 from sluice.cluster.client.options import ProducerOptions
-from sluice.cluster.client.receipts import Receipt, SendCallback, SentMessage, sent_message
+from sluice.cluster.client.receipts import GatheredMessages, Pieces, Receipt, SendCallback, SentMessage
 from sluice.cluster.client.settings_input import as_bytes, as_payload, check_callback, check_columns
 from sluice.cluster.typed.variables import S
 from sluice.storage.errors import Fenced, Invalid, SluiceError, Unavailable
@@ -46,43 +47,30 @@ from sluice.storage.format.message_container import MessageContainer
 
 MAX_PENDING_BYTES = 128 * 1024 * 1024
 MAX_PENDING_MESSAGES = 500_000
-Pieces = list[tuple[bytes, bytes | None]]
-"""Payloads of a message, several if it goes in chunks, each with what stands in its column `pulsar`."""
-
-
-@dataclass(eq=False, slots=True)
-class _Singles:
-    """Single messages that go out together. first_row: of the producer's messages without key, which are numbered."""
-
-    first_row: int
-    receipt: Receipt
-    container: MessageContainer
-    clock: Clock
-    callbacks: dict[int, SendCallback] = field(default_factory=dict)
-
-    def add(
-        self, pieces: Pieces, key: bytes | None, now: int, callback: SendCallback | None, **details: Any
-    ) -> SentMessage:
-        """Add one message. Raises Invalid and adds nothing."""
-        first = self.container.count
-        for piece, chunk in pieces:
-            self.container.add(piece, key, now, chunk=None if chunk is None else (chunk, first), **details)
-        if len(pieces) > 1:
-            last = self.container.count - 1
-            self.receipt.until = {**self.receipt.until, last: self.clock.monotonic() + CHUNKS_MS}
-        sent = sent_message(self.receipt, first, len(pieces))
-        if callback is not None:
-            self.callbacks |= sent.callbacks(callback)
-        return sent
+Parts = list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]
+"""What goes to which partition, and where its rows stand in the caller's batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """A whole batch of the user's, divided over the partitions."""
+    """A whole batch of the user's, divided by a number of partitions."""
 
     receipt: Receipt
-    parts: list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]
+    parts: Parts
+    partitions: int
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Messages for one partition, or from one that has not stored them. rows: their places in the caller's batch."""
+
+    receipt: Receipt
+    batch: StoredBatch
+    rows: npt.NDArray[np.int64]
+    size: int
+    callbacks: dict[int, SendCallback]
+    single: bool
 
 
 class ProducerCore(OfThisProcess, Generic[S]):
@@ -101,26 +89,34 @@ class ProducerCore(OfThisProcess, Generic[S]):
         *,
         max_delay_ms: int,
         on_close: Callable[[ProducerCore[Any]], None],
+        count_again: Callable[[], Awaitable[int]],
     ) -> None:
-        """max_delay_ms: the longest delay that the topic takes; 0 = any."""
+        """max_delay_ms: the longest delay that the topic takes; 0 = any. count_again: lets `parts` be those of all
+        partitions by now, and returns the longest delay. Raises SluiceErrors.
+        """
         self._loop, self._ports, self._options, self._parts = loop, ports, options, parts
+        self._count_again = count_again
         self._batching = options.batching
         self._max_delay_ms = max_delay_ms
         self._on_close = on_close
-        first = options.initial_sequence_id
-        self._next = [part.last_sequence + 1 if first is None else first for part in parts]
+        self._next = [self._first_of(part) for part in parts]
         self._row = 0
         self._room = threading.Condition()
         """Guards everything below; waited on for room."""
         self._pending_bytes = self._pending_messages = 0
-        self._open: _Singles | None = None
-        self._queue: deque[_Singles | _Columns] = deque()
+        self._open: GatheredMessages | None = None
+        self._queue: deque[GatheredMessages | _Columns] = deque()
         self._send_scheduled = self._timer_set = self._send_scheduled_by_settle = False
         """Calls to the loop's thread that were made and did not run yet: by the user's thread, for a container that was
         opened or is full; by the timer of an open container; by a settled append that finds one open. Each of them ends
         in `_send_all`, which sends whatever has gathered.
         """
         self._in_flight = 0
+        self._moved: list[_Piece] = []
+        """What partitions of an earlier topic have not stored: it is divided once more when nothing else is in flight,
+        and before anything that was sent later.
+        """
+        self._dividing, self._divided = False, Signal()
         self._unsettled: dict[Receipt, dict[int, SendCallback]] = {}
         """What was handed to the partitions and has no outcome yet, with the callbacks that wait for it."""
         self._closed = False
@@ -156,8 +152,8 @@ class ProducerCore(OfThisProcess, Generic[S]):
             batch = make_batch(data, now=now, producer=self._options.name, first_sequence=first_row)
             if batch.deliver_at is not None:
                 self._check_delay(int(batch.deliver_at.max()), now)
-            receipt = Receipt(len(batch), self._loop.check_thread)
-            columns = _Columns(receipt, self._split(batch), bytes_of(batch.rows))
+            receipt, partitions = Receipt(len(batch), self._loop.check_thread), len(self._parts)
+            columns = _Columns(receipt, self._split(batch, partitions), partitions, bytes_of(batch.rows))
         except BaseException:
             with self._room:
                 self._give_room(data.num_rows, data.nbytes)
@@ -184,7 +180,7 @@ class ProducerCore(OfThisProcess, Generic[S]):
         """Add one message to the open container. Block for room, unless there is some."""
         now = self._begin(callback)
         deliver_at = deliver_at if deliver_after is None else due_after(now, deliver_after)
-        properties, ordering_key = _named(delay_id, properties, partition_key, ordering_key)
+        properties, ordering_key = named(delay_id, properties, partition_key, ordering_key)
         pieces = self._pieces(payload, deliver_at)
         properties, callback = tracing.traced_message(self, payload, properties, callback)
         with self._room:
@@ -222,8 +218,12 @@ class ProducerCore(OfThisProcess, Generic[S]):
 
     async def _flush(self) -> None:
         """Wait for all partitions at once, which share the time-out."""
-        self._send_all()
-        await asyncio.gather(*(part.flush() for part in self._parts))
+        while True:
+            self._send_all()
+            await asyncio.gather(*(part.flush() for part in self._parts))
+            if not self._moved:
+                return
+            await self._divided.wait(self._ports)
 
     def _end(self) -> None:
         """Refuse further messages, and those that were added meanwhile."""
@@ -243,9 +243,9 @@ class ProducerCore(OfThisProcess, Generic[S]):
     def _freed(self) -> None:
         """Tell tasks that wait for room, under the lock."""
 
-    def _new_container(self) -> _Singles:
+    def _new_container(self) -> GatheredMessages:
         receipt = Receipt(check_wait=self._loop.check_thread)
-        return _Singles(self._row, receipt, MessageContainer(self._options.pulsar), self._ports.clock)
+        return GatheredMessages(self._row, receipt, MessageContainer(self._options.pulsar), self._ports.clock)
 
     def _payload(self, content: object) -> bytes:
         """The payload of a message: of a producer with a schema that of a value. Raises Invalid."""
@@ -276,8 +276,17 @@ class ProducerCore(OfThisProcess, Generic[S]):
         uuid = f"{self._ports.rng.randrange(1 << 128):032x}".encode()
         return [*chunked.cut(payload, uuid, self._options.pulsar)]
 
-    def _split(self, batch: StoredBatch) -> list[tuple[int, StoredBatch, npt.NDArray[np.int64]]]:
-        return split(batch, len(self._parts), self._options.hashing_scheme)
+    def _split(self, batch: StoredBatch, partitions: int) -> Parts:
+        return split(batch, partitions, self._options.hashing_scheme)
+
+    def _split_again(self, batch: StoredBatch, rows: npt.NDArray[np.int64]) -> Parts:
+        """Divide what is a part of a caller's batch."""
+        return [(number, part, rows[at]) for number, part, at in self._split(batch, len(self._parts))]
+
+    def _first_of(self, part: PartitionProducer) -> int:
+        """The sequence of the first message that goes to a partition from here."""
+        first = self._options.initial_sequence_id
+        return part.last_sequence + 1 if first is None else first
 
     def _begin(self, callback: object = None) -> int:
         """The time. Raises Invalid in a forked child, where a thread that is not there may hold the lock, and for a
@@ -330,6 +339,8 @@ class ProducerCore(OfThisProcess, Generic[S]):
     def abandon(self) -> None:
         """Settle all open messages as the client ends, so that every waiting call returns with an error."""
         error = Unavailable("the client was closed before this was confirmed; its outcome is unknown")
+        self._moved.clear()
+        self._divided.set()
         for receipt, callbacks in list(self._unsettled.items()):
             self._settle(receipt, receipt.open_rows(), -1, error, callbacks)
 
@@ -349,39 +360,44 @@ class ProducerCore(OfThisProcess, Generic[S]):
         """Close the container and hand everything to the partitions, in order."""
         with self._room:
             self._send_scheduled = False
+            if self._moved:
+                return
             self._close_container()
             waiting = list(self._queue)
             self._queue.clear()
         for one in waiting:
             if isinstance(one, _Columns):
-                self._send_parts(one.receipt, one.parts, one.size)
+                parts = one.parts
+                if one.partitions != len(self._parts):
+                    parts = [again for _, batch, rows in parts for again in self._split_again(batch, rows)]
+                self._send_parts(one.receipt, parts, one.size)
             else:
-                self._send_singles(one)
+                self._send_gathered(one)
 
-    def _send_singles(self, singles: _Singles) -> None:
-        receipt, container = singles.receipt, singles.container
+    def _send_gathered(self, gathered: GatheredMessages) -> None:
+        receipt, container = gathered.receipt, gathered.container
         receipt.grow(container.count)
-        self._unsettled[receipt] = singles.callbacks
+        self._unsettled[receipt] = gathered.callbacks
         try:
-            parts = self._split(container.build(self._options.name, singles.first_row))
+            parts = self._split(container.build(self._options.name, gathered.first_row), len(self._parts))
         except SluiceError as error:
-            self._in_flight += 1
-            settle = self._settler(receipt, container.count, container.size, singles.callbacks)
-            settle(np.arange(container.count), -1, error)
+            with self._room:
+                self._give_room(container.count, container.size)
+            self._settle(receipt, np.arange(container.count), -1, error, gathered.callbacks)
             return
-        self._send_parts(receipt, parts, container.size, singles.callbacks, single=True)
+        self._send_parts(receipt, parts, container.size, gathered.callbacks, single=True)
 
     def _send_parts(
         self,
         receipt: Receipt,
-        parts: list[tuple[int, StoredBatch, npt.NDArray[np.int64]]],
+        parts: Parts,
         size: int,
         callbacks: dict[int, SendCallback] | None = None,
         *,
         single: bool = False,
     ) -> None:
         """Give sequences and queue each partition's share; the last share takes what is left of the bytes."""
-        count, left, callbacks = len(receipt.positions), size, callbacks or {}
+        count, left, callbacks = sum([len(batch) for _, batch, _ in parts]), size, callbacks or {}
         self._unsettled[receipt] = callbacks
         pieces = [(partition, *piece) for partition, batch, rows in parts for piece in cut(batch, rows)]
         for number, (partition, batch, rows) in enumerate(pieces, 1):
@@ -390,29 +406,75 @@ class ProducerCore(OfThisProcess, Generic[S]):
             receipt.partitions[rows] = partition
             first, self._next[partition] = self._next[partition], self._next[partition] + len(batch)
             self._in_flight += 1
-            done = self._settler(receipt, len(batch), share, callbacks)
+            done = self._settler(_Piece(receipt, batch, rows, share, callbacks, single))
             # The rows of a user's batch may differ much, and the producer chooses by bytes what goes together.
             self._parts[partition].send(Outgoing(batch, first, rows, done, share if single else None, single=single))
 
-    def _settler(
-        self, receipt: Receipt, count: int, size: int, callbacks: dict[int, SendCallback]
-    ) -> Callable[[npt.NDArray[np.int64], int, SluiceError | None], None]:
-        """Return a function that settles `count` messages, some of them or all at a time."""
-        open_messages, open_bytes = count, size
+    def _settler(self, piece: _Piece) -> Callable[[npt.NDArray[np.int64], int, SluiceError | None], None]:
+        """Return a function that settles the messages of a piece, some of them or all at a time."""
+        open_messages, open_bytes = len(piece.batch), piece.size
 
         def settle(rows: npt.NDArray[np.int64], first: int, error: SluiceError | None) -> None:
             nonlocal open_messages, open_bytes
             share = open_bytes * len(rows) // open_messages
             open_messages, open_bytes = open_messages - len(rows), open_bytes - share
             self._in_flight -= not open_messages
-            with self._room:
-                self._give_room(len(rows), share)
-                if self._open is not None and not self._send_scheduled_by_settle:
-                    self._send_scheduled_by_settle = True
-                    self._loop.soon(self._on_settled)
-            self._settle(receipt, rows, first, error, callbacks)
+            if isinstance(error, Repartitioned):
+                batch = (
+                    piece.batch if len(rows) == len(piece.batch) else piece.batch.take(piece.rows.searchsorted(rows))
+                )
+                self._moved.append(replace(piece, batch=batch, rows=rows, size=share))
+                self._divided.clear()
+            else:
+                with self._room:
+                    self._give_room(len(rows), share)
+                    if self._open is not None and not self._send_scheduled_by_settle:
+                        self._send_scheduled_by_settle = True
+                        self._loop.soon(self._on_settled)
+                self._settle(piece.receipt, rows, first, error, piece.callbacks)
+            if self._moved and not self._in_flight and not self._dividing:
+                self._dividing = True
+                self._ports.spawn(self._divide_again(), f"partitions-{self._options.topic}")
 
         return settle
+
+    async def _divide_again(self) -> None:
+        """Send what came back by the partitions that the topic has by now."""
+        while self._moved and not self._in_flight:
+            refused = await self._learn_partitions()
+            moved, self._moved = self._moved, []
+            for piece in moved:
+                if refused is None:
+                    parts = self._split_again(piece.batch, piece.rows)
+                    self._send_parts(piece.receipt, parts, piece.size, piece.callbacks, single=piece.single)
+                else:
+                    self._in_flight += 1
+                    self._settler(piece)(piece.rows, 0, refused)
+        self._dividing = False
+        if not self._moved:
+            self._send_all()
+            self._divided.set()
+
+    async def _learn_partitions(self) -> SluiceError | None:
+        """Open what is missing; return the reason if that cannot be done."""
+        refused: SluiceError | None = None
+        try:
+            while True:
+                with contextlib.suppress(Unavailable):
+                    self._max_delay_ms = await self._count_again()
+                    break
+                self._check_open()
+        except SluiceError as error:
+            refused = error
+            for part in self._parts[len(self._next) :]:
+                part.close()
+            del self._parts[len(self._next) :]
+        self._next = self._next[: len(self._parts)]
+        self._next += [self._first_of(part) for part in self._parts[len(self._next) :]]
+        if self._closed:  # meanwhile
+            for part in self._parts:
+                part.close()
+        return refused
 
     def _settle(
         self,
@@ -436,16 +498,3 @@ class ProducerCore(OfThisProcess, Generic[S]):
     def _on_settled(self) -> None:
         self._send_scheduled_by_settle = False
         self._send_all()
-
-
-def _named(
-    delay_id: str | None,
-    properties: dict[str, str] | None,
-    key: str | bytes | None,
-    ordering_key: str | bytes | None,
-) -> tuple[dict[str, str] | None, str | bytes | None]:
-    """Properties and ordering key of a message with a name of its sender's: without a key it hashes by the name."""
-    if delay_id is None:
-        return properties, ordering_key
-    named = {**(properties or {}), DELAY_ID: delay_id}
-    return named, delay_id if key is None and ordering_key is None else ordering_key

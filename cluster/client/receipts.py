@@ -6,20 +6,26 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sluice.actors.consumer.chunks import CHUNKS_MS
+from sluice.actors.ports import Clock
 from sluice.cluster.base.loop import wake_task
 from sluice.cluster.client.message import MessageId
 from sluice.cluster.client.settings_input import check_timeout
 from sluice.storage.errors import SluiceError, Unavailable
+from sluice.storage.format.message_container import MessageContainer
 from sluice.storage.format.position import Positions
 
 SendCallback = Callable[[SluiceError | None, MessageId | None], None]
 """Called with (error, None) or (None, message id), on the client's own thread: it must not block."""
+
+Pieces = list[tuple[bytes, bytes | None]]
+"""Payloads of a message, several if it goes in chunks, each with what stands in its column `pulsar`."""
 
 _OPEN, _CONFIRMED, _FAILED = 0, 1, 2
 _NO_PARTITIONS: npt.NDArray[np.uint16] = np.empty(0, np.uint16)
@@ -252,3 +258,29 @@ def sent_message(receipt: Receipt, first: int, count: int) -> SentMessage:
 def unconfirmed(timeout_s: float | None) -> Unavailable:
     """The error of a message whose confirmation did not come in time."""
     return Unavailable(f"the message was not confirmed within {timeout_s} s; its outcome is unknown")
+
+
+@dataclass(eq=False, slots=True)
+class GatheredMessages:
+    """Single messages that go out together. first_row: of the producer's messages without key, which are numbered."""
+
+    first_row: int
+    receipt: Receipt
+    container: MessageContainer
+    clock: Clock
+    callbacks: dict[int, SendCallback] = field(default_factory=dict)
+
+    def add(
+        self, pieces: Pieces, key: bytes | None, now: int, callback: SendCallback | None, **details: Any
+    ) -> SentMessage:
+        """Add one message. Raises Invalid and adds nothing."""
+        first = self.container.count
+        for piece, chunk in pieces:
+            self.container.add(piece, key, now, chunk=None if chunk is None else (chunk, first), **details)
+        if len(pieces) > 1:
+            last = self.container.count - 1
+            self.receipt.until = {**self.receipt.until, last: self.clock.monotonic() + CHUNKS_MS}
+        sent = sent_message(self.receipt, first, len(pieces))
+        if callback is not None:
+            self.callbacks |= sent.callbacks(callback)
+        return sent

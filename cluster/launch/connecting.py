@@ -109,12 +109,14 @@ def _reached(cleanup: contextlib.ExitStack, folder: Path | None, address: str | 
     found = find(folder)
     if address is not None or found is not None:
         return _join(folder, address, found)
+    from sluice.cluster.base.forks import ended_at_exit
     from sluice.cluster.launch import launch
 
     if _uses_ray():
         launch.inside(folder or Path("sluice-data"))
     else:
         cleanup.enter_context(launch.local(folder or Path("sluice-data")))
+        cleanup.enter_context(ended_at_exit(cleanup))
     return DirectNet()
 
 

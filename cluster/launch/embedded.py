@@ -12,11 +12,9 @@ single point of failure, but not of loss: when it is killed, every confirmed mes
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from sluice.actors.dispatcher.takeover import ProcessRecorder
 from sluice.actors.ports import Address, InCommon, Node, Unknown
 from sluice.actors.ports.wire import Blob
 from sluice.actors.runtime.actor import Actor
-from sluice.cluster.base.forks import Birthplace, forget_in_children
+from sluice.cluster.base.forks import Birthplace, ended_at_exit
 from sluice.cluster.base.loop import CallersLoop, LoopThread, carried_out
 from sluice.cluster.base.real import StructuredLog, Tasks, real_ports
 from sluice.cluster.client.async_client import AsyncClient
@@ -252,7 +250,7 @@ def connect(data_dir: Path | None, **options: Any) -> Client:
     try:
         folder = data_dir or Path(cleanup.enter_context(_temporary_folder()))
         embedded = cleanup.enter_context(running(ClusterOptions(data_dir=folder, **options), boot=_boot(options)))
-        cleanup.enter_context(_ended_at_exit(cleanup))
+        cleanup.enter_context(ended_at_exit(cleanup))
         client = Client(cleanup, embedded.net, embedded.loop)
         if options.get("pulsar_port", -1) >= 0:
             client.pulsar_service_url = service_url(folder, options["pulsar_port"])
@@ -277,7 +275,7 @@ async def connect_async(data_dir: Path | None, **options: Any) -> AsyncClient:
     def prepare() -> tuple[Path, ClusterHere]:
         folder = data_dir or Path(files.enter_context(_temporary_folder()))
         settings = files.enter_context(_held_folder(ClusterOptions(data_dir=folder, **options)))
-        files.enter_context(_ended_at_exit(files))
+        files.enter_context(ended_at_exit(files))
         cluster = ClusterHere(settings, boot=_boot(options))
         files.callback(cluster.release)
         return folder, cluster
@@ -306,29 +304,3 @@ def _temporary_folder() -> Iterator[str]:
     finally:
         if made_in.is_here:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-_unclosed: dict[int, contextlib.ExitStack] = {}
-"""What a program that ends may have left open. A forked child begins with none: the cluster is its parent's."""
-forget_in_children(_unclosed.clear)
-
-
-@contextlib.contextmanager
-def _ended_at_exit(cleanup: contextlib.ExitStack) -> Iterator[None]:
-    """Close it when the interpreter exits, before the threads end that its disks write with."""
-    if not _registered:
-        _registered.append(getattr(threading, "_register_atexit", atexit.register)(_close_all))
-    _unclosed[id(cleanup)] = cleanup
-    try:
-        yield
-    finally:
-        _unclosed.pop(id(cleanup), None)
-
-
-_registered: list[object] = []
-
-
-def _close_all() -> None:
-    for cleanup in list(_unclosed.values()):
-        with contextlib.suppress(Exception):
-            cleanup.close()

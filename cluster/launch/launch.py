@@ -143,11 +143,12 @@ def _leave_session(sessions: list[str], before: tuple[str | None, str | None]) -
     try:
         if any(count_nodes(session) for session in sessions):
             stopping = threading.Thread(target=stop_hosts, name="stop-hosts", daemon=True)
-            stopping.start()
+            with contextlib.suppress(RuntimeError):  # from Python 3.12 on a program that ends begins no thread any more
+                stopping.start()
             deadline = time.monotonic() + STOP_SECONDS
             while stopping.is_alive() and time.monotonic() < deadline and any(count_nodes(one) for one in sessions):
                 stopping.join(LOOK_SECONDS)
-            if stopping.is_alive():  # a head that is ending itself, or has no node left, may give no answer
+            if stopping.is_alive() or not stopping.ident:  # a head that ends, or has no node left, may not answer
                 leave_nothing(sessions)
         ray.shutdown()
     finally:

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from queue import Empty, Full
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from sluice.actors.ownership.names import check_name
 from sluice.cluster.base.loop import carried_out
 from sluice.cluster.client.settings_input import as_bytes
 from sluice.cluster.launch.connecting import connect
-from sluice.storage.errors import Fenced, Invalid, NotFound, SluiceError, Timeout
+from sluice.storage.errors import Fenced, Invalid, SluiceError, Timeout
 from sluice.storage.format.message_container import MessageContainer
 
 if TYPE_CHECKING:
@@ -123,8 +122,6 @@ class KeyedQueue:
         self._closed = False
         self._free = 0
         self._error: SluiceError | None = None
-        self._outdated: Producer | None = None
-        """The producer that heard that its topic, or a partition, is not there."""
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("name", "maxsize", "_partitions", "_prefetch", "_connect")
@@ -143,12 +140,7 @@ class KeyedQueue:
         Raises Full, and Unavailable if nobody confirms it within 30 s: then it may be in the queue or not.
         """
         self._take_room(1, block, timeout)
-        packed, writer = _packed(item), self._writer()
-        try:
-            writer.send_async(packed, partition_key=key).result(PUT_TIMEOUT_S)
-        except NotFound:  # nothing was stored; a topic that was made again may have other partitions
-            self._outdated = writer
-            self._writer().send_async(packed, partition_key=key).result(PUT_TIMEOUT_S)
+        self._writer().send_async(_packed(item), partition_key=key).result(PUT_TIMEOUT_S)
 
     def put_nowait(self, item: Any, *, key: Key = None) -> None:
         """Put an item without waiting for anything but this process's own buffer. Raises Full.
@@ -157,8 +149,7 @@ class KeyedQueue:
         """
         self._take_room(1, False, None)
         self._raise_error()
-        writer = self._writer()
-        writer.send_async(_packed(item), partial(self._settled, writer), partition_key=key)
+        self._writer().send_async(_packed(item), self._settled, partition_key=key)
 
     def put_nowait_batch(self, items: Sequence[Any], keys: Sequence[Key] | None = None) -> None:
         """Put many items, all or, if there is no room for all of them or one of them cannot be put, none. Raises Full;
@@ -175,7 +166,7 @@ class KeyedQueue:
         self._raise_error()
         writer = self._writer()
         for item, key in zip(packed, keyed, strict=True):
-            writer.send_async(item, partial(self._settled, writer), partition_key=key)
+            writer.send_async(item, self._settled, partition_key=key)
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None, *, key: Key = None) -> None:
         """The same as `put` for a running event loop: others go on while it waits. Raises Full, SluiceErrors."""
@@ -184,13 +175,14 @@ class KeyedQueue:
         while self.maxsize > 0 and not await asyncio.to_thread(self._has_room, 1):
             self._check_wait(1, block, until is not None and loop.time() >= until)
             await asyncio.sleep(LOOK_AGAIN_S)
-        packed = _packed(item)
-        writer = self._writer() if self._is_open() and self._outdated is None else await asyncio.to_thread(self._writer)
-        try:
-            await _sent(writer, packed, key)
-        except NotFound:  # as in `put`
-            self._outdated = writer
-            await _sent(await asyncio.to_thread(self._writer), packed, key)
+        outcome: asyncio.Future[None] = loop.create_future()
+
+        def settled(error: SluiceError | None, _: object) -> None:
+            loop.call_soon_threadsafe(_settle, outcome, error)
+
+        writer = self._writer() if self._is_open() else await asyncio.to_thread(self._writer)
+        writer.send_async(_packed(item), settled, partition_key=key)
+        await outcome
 
     def flush(self) -> None:
         """Wait until everything that was put here is durable. Raises the first error of those that nobody saw."""
@@ -341,15 +333,9 @@ class KeyedQueue:
         return connection
 
     def _writer(self) -> Producer:
-        """Return the producer of this process; another one after the topic, or a partition of it, was not found."""
         connection = self._open()
         with self._lock:
             self._check_open()
-            if connection.producer is not None and connection.producer is self._outdated:
-                with contextlib.suppress(SluiceError):  # those who put what it did not store have heard of it
-                    connection.producer.close()
-                connection.producer = None
-            self._outdated = None
             if connection.producer is None:
                 connection.producer = connection.client.create_producer(self.name)
             return connection.producer
@@ -389,9 +375,7 @@ class KeyedQueue:
             self._free = free - count if free >= count else free
         return free >= count
 
-    def _settled(self, writer: Producer, error: SluiceError | None, _: object) -> None:
-        if isinstance(error, NotFound):
-            self._outdated = writer
+    def _settled(self, error: SluiceError | None, _: object) -> None:
         if error is not None:
             self._error = self._error or error
 
@@ -426,18 +410,6 @@ def _item(message: Message) -> Item:
     except Exception as raised:  # it is what was put in: a class may be missing here, or raise what it likes
         error = raised
     return Item(message.key(), message.redelivery_count(), message, value, error)
-
-
-async def _sent(writer: Producer, packed: bytes, key: Key) -> None:
-    """Send an item, and wait until it is durable. Raises what it was refused with."""
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[None] = loop.create_future()
-
-    def settled(error: SluiceError | None, _: object) -> None:
-        loop.call_soon_threadsafe(_settle, outcome, error)
-
-    writer.send_async(packed, settled, partition_key=key)
-    await outcome
 
 
 def _settle(outcome: asyncio.Future[None], error: SluiceError | None) -> None:

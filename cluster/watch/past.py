@@ -35,8 +35,8 @@ def past_picture(data_dir: Path, topic: str, subscription: str, at: int) -> dict
             counts[_COUNTED[call.name]] += len(call.arguments[0])
 
     runs = in_office(recorded_chunks(data_dir, topic, subscription), at, count)
-    rows = [_stats(runs[number], at) if number in runs else None for number in range(max(runs) + 1)]
-    made = picture(at, rows, [], None)
+    rows = {run.of.partition: _stats(run, at) for run in runs}
+    made = picture(at, [rows.get(number) for number in range(max(rows) + 1)], [], None)
     rates = {name: counts[name] * 1000 / RATE_MS for name in ("published", "delivered", "acknowledged")}
     return {**made, "rates": rates, "due": [], "pools": []}
 
@@ -52,8 +52,8 @@ def past_explanation(
     if key is not None:
         return [explained(runs, int(masked_hash(key_bytes(key))), at)]
     return [
-        {"partition": number, **run.decisions.explain(hash=hash, now=at)}
-        for number, run in sorted(runs.items())
+        {"partition": run.of.partition, **run.decisions.explain(hash=hash, now=at)}
+        for run in runs
         if run.decisions is not None
     ]
 

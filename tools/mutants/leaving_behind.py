@@ -14,6 +14,7 @@ PLACES = "tests/cluster/workers/test_ray_places.py"
 KEEPER, POOL = "tests/cluster/workers/test_keeper.py", "tests/cluster/workers/test_pool.py"
 REGISTRY, LAUNCH = "tests/cluster/workers/test_registry.py", "tests/cluster/launch/test_launch.py"
 FENCING = "tests/actors/ownership/test_fenced_record.py"
+REMADE, REPARTITIONED = "tests/cluster/test_deleting.py", "tests/cluster/client/test_repartitioned.py"
 DELETING, GROWING = "tests/actors/test_deletion.py", "tests/actors/test_growing.py"
 
 LEAVING_BEHIND: list[Mutant] = [
@@ -112,6 +113,30 @@ LEAVING_BEHIND: list[Mutant] = [
         new="",
         world=BROKER,
         test=f"{LIVING_ON}::test_exclusive_producer_comes_back_in_the_remade_topic",
+    ),
+    Mutant(
+        name="a producer divides by the partitions of the topic that was deleted",
+        module="sluice.actors.producer.producer",
+        old="        if lost and self._is_repartitioned():\n",
+        new="        if missing and self._is_repartitioned():\n",
+        world=BROKER,
+        test=f"{REMADE}::test_a_producer_divides_by_a_remade_topics_partitions[False-5]",
+    ),
+    Mutant(
+        name="further messages let those that came back from a remade topic wait",
+        module="sluice.cluster.client.producer_core",
+        old="            if self._moved:\n                return\n",
+        new="",
+        world=BROKER,
+        test=f"{REPARTITIONED}::test_what_a_remade_topic_gives_back_goes_first[5]",
+    ),
+    Mutant(
+        name="past decisions stay until the collector looks",
+        module="sluice.actors.key_shared.state.dispatch_state",
+        old="name=self.members.describe, repeated",
+        new="name=lambda slot: self.members.describe(slot), repeated",
+        world=BROKER,
+        test="tests/actors/recorder/test_replay.py::test_decisions_of_one_partition_are_kept_at_a_time",
     ),
     Mutant(
         name="what a deleted topic left in the store stays if there is another one of its name",

@@ -3,7 +3,8 @@
 A message that was read and is not done lies in the window, among the parked messages or in the delayed index. If a
 defect took it out of all of them, it would wait for ever, and the mark-delete position with it. Once a minute, at the
 end of the log, the watch looks at a piece of what is open, in columns. A message between two tables is in none for a
-moment; so it counts as lost when two looks in a row find it nowhere. An owner reads a message again once.
+moment; so it counts as lost when two looks in a row find it nowhere. While a new owner of the partition restores the
+shared index, nothing counts. An owner reads a message again once.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class OpenPositions:
         if self._generation != reader.generation:
             self._suspected = self._lost = NO_POSITIONS
             self._generation = reader.generation
-        if not reader.at_end or not reader.index_ready.is_set() or reader.reads_again():
+        indexed = reader.index_ready.is_set() and not self._tracker.recovering
+        if not reader.at_end or not indexed or reader.reads_again():
             self._suspected = NO_POSITIONS
             return
         lost = self._suspected[self._unknown(self._suspected)]

@@ -54,7 +54,7 @@ class _Freezer(pickle.Pickler):
         if isinstance(value, SubscriptionSettings):
             return "settings", msgspec.msgpack.encode(value)
         if isinstance(value, MethodType):
-            return ("describe", value.__self__) if isinstance(value.__self__, DispatchState) else ("nothing",)
+            return ("nothing",)
         return None
 
 
@@ -97,9 +97,7 @@ class _Thawer(pickle.Unpickler):
                 return kind(member)
             case "settings", bytes(data):
                 return msgspec.msgpack.decode(data, type=SubscriptionSettings)
-            case "describe", DispatchState() as state:
-                return state.describe
-            case ("nothing",):
+            case ("nothing",) | ("describe", _):  # an earlier version named the state's method
                 return None
         raise Corrupt("a snapshot has a value of an unknown kind")
 

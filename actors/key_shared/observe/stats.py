@@ -65,7 +65,7 @@ def stats(core: DispatchState, now: int) -> dict[str, Any]:
         "consumers": consumers,
         "sentinel": core.sentinel.stats(),
         "memory": {"windowBytes": window.nbytes, "hashTableBytes": tables.nbytes},
-        **policy_stats(core.policy, window, core.window.last_read, core.describe),
+        **policy_stats(core.policy, window, core.window.last_read, core.members.describe),
     }
 
 

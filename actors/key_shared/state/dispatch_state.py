@@ -11,6 +11,7 @@ so no operation can forget one of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -89,7 +90,7 @@ class DispatchState:
         self.tables = HashTables(
             tracking=self.policy.strict, holding=self.holds_keys or self.nack_ordered, revoking=self.nack_ordered
         )
-        self.sentinel = Sentinel(strict=self.policy.strict, name=self.describe, repeated=self.nack_ordered)
+        self.sentinel = Sentinel(strict=self.policy.strict, name=self.members.describe, repeated=self.nack_ordered)
         self.history = history or History()
         self.keeps_places = settings.grace_ms > 0 and keeps_places(settings)
         self.kept = StickyAssignments()
@@ -100,6 +101,11 @@ class DispatchState:
         self.recheck = False
         self._done_unsent = False
         self.now = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on from a snapshot."""
+        self.__dict__.update(state)
+        self.sentinel.describe_by(self.members.describe)
 
     def successor(self) -> DispatchState:
         """Return an empty state that goes on with the numbers, the history and the totals of this one."""
@@ -142,11 +148,6 @@ class DispatchState:
     def reduce(self, masked: Hashes) -> Reduced:
         """Return masked hashes (KS-1) reduced to the range of this subscription's selector (KS-2, KS-3)."""
         return reduce_hash(masked, size=self.selector.size, start=self.selector.start)
-
-    def describe(self, slot: int) -> str:
-        """Return a consumer's name and number, unique among equal names."""
-        member = self.members.by_slot[slot] if slot < self.members.slots else None
-        return f"consumer {member.name!r} #{member.number}" if member else "nobody"
 
     # -- limits -----------------------------------------------------------------------------------------------------
 

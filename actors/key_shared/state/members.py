@@ -207,6 +207,11 @@ class Members:
         self.sent_to_leavers, self.given_back_by_leavers = before.sent_total, before.given_back_total
         self.acked_by_leavers = before.acked_total
 
+    def describe(self, slot: int) -> str:
+        """A consumer's name and number, unique among equal names."""
+        member = self.by_slot[slot] if slot < self.slots else None
+        return f"consumer {member.name!r} #{member.number}" if member else "nobody"
+
     def __len__(self) -> int:
         return len(self.by_number)
 

@@ -48,6 +48,10 @@ class Sentinel:
         self._hashes = HashGroups(np.uint16, np.int32, np.int64)
         """The holder, how many messages are held, and at or behind which position the first delivery has to be."""
 
+    def describe_by(self, name: Callable[[int], str]) -> None:
+        """Describe consumers in this way from now on."""
+        self.name = name
+
     def continue_from(self, before: Sentinel) -> None:
         """Go on with the counts and the stories; no message is out any more, and every one may be sent again."""
         self.checked_holder, self.checked_order = before.checked_holder, before.checked_order

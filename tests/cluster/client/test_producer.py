@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +15,7 @@ import pytest
 
 from sluice.actors.messages.limits import SEQUENCES
 from sluice.actors.producer.batches import Outgoing
-from sluice.actors.producer.producer import PartitionProducer
+from sluice.actors.producer.producer import PartitionProducer, Repartitioned
 from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.client.client import Client
 from sluice.cluster.client.delayed import due_time
@@ -24,7 +24,7 @@ from sluice.cluster.client.options import Batching, ProducerOptions
 from sluice.cluster.client.producer import Producer
 from sluice.cluster.client.producer_core import MAX_PENDING_MESSAGES
 from sluice.cluster.client.receipts import SentMessage
-from sluice.storage.errors import Fenced, Invalid, Unavailable
+from sluice.storage.errors import Fenced, Invalid, SluiceError, Unavailable
 from sluice.storage.format.batch import MAX_RUN_MESSAGES
 from sluice.storage.format.hashing import masked_hash
 
@@ -68,6 +68,15 @@ class Partition:
     def send(self, outgoing: Outgoing) -> None:
         self.got.append(outgoing)
 
+    def close(self) -> None:
+        self.send = lambda outgoing: outgoing.done(outgoing.rows, 0, Fenced("closed"))  # type: ignore[method-assign]
+
+    def give_back(self) -> None:
+        """As if the topic had been made again with another number of partitions."""
+        for one in self.got[self._confirmed :]:
+            one.done(one.rows, 0, Repartitioned("another number"))
+        self._confirmed = len(self.got)
+
     def payloads(self) -> list[list[bytes]]:
         return [one.batch.rows.column("payload").to_pylist() for one in self.got]
 
@@ -84,14 +93,33 @@ class Stage:
     def __init__(self, partitions: int = 1, last_sequence: int = -1, **batching: int) -> None:
         self.loop = Loop()
         self.parts = [Partition(last_sequence) for _ in range(partitions)]
+        self.remade = partitions
+        self.missing: SluiceError | None = None
         self.producer = Producer(
             cast(Any, self.loop),
-            cast(Any, SimpleNamespace(clock=SimpleNamespace(now=lambda: NOW, monotonic=lambda: 0))),
+            cast(Any, SimpleNamespace(clock=SimpleNamespace(now=lambda: NOW, monotonic=lambda: 0), spawn=self.spawn)),
             ProducerOptions(topic="orders", name="p", batching=Batching(**batching)),
             cast(list[PartitionProducer], self.parts),
             max_delay_ms=LONGEST,
             on_close=lambda _: None,
+            count_again=self.count_again,
         )
+
+    def spawn(self, work: Coroutine[Any, Any, None], _: str) -> None:
+        self.loop.soon(asyncio.run, work)
+
+    async def count_again(self) -> int:
+        if self.missing is not None:
+            raise self.missing
+        del self.parts[self.remade :]
+        self.parts += [Partition(99) for _ in range(self.remade - len(self.parts))]
+        return LONGEST
+
+    def give_back(self, remade: int) -> None:
+        self.remade = remade
+        for part in list(self.parts):
+            part.give_back()
+        self.loop.turn()
 
     def confirm(self) -> None:
         for part in self.parts:

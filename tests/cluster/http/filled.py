@@ -8,7 +8,7 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +46,8 @@ VALUES = {
     "time": ["0"],
     "version": ["0"],
 }
-QUERIES = {"explain": "?key=k", "events": "?topic=orders&subscription=billing"}
+WATCHED = "?topic=orders&subscription=billing"
+QUERIES = {"explain": "?key=k", "events": WATCHED, "past": f"{WATCHED}&at={1 << 42}"}
 _PARAMETER, _WORDS = re.compile(r"{(\w+)}"), re.compile(r"\(\?P<(\w+)>([\w\\|-]+)\)")
 
 
@@ -104,8 +105,13 @@ def filled(folder: Path) -> Iterator[Filled]:
             cluster = Filled(process, client, port_of(folder, WEB), admin, token, roles)
             _fill_topics(cluster)
             _fill_policies(cluster)
-            with client.subscribe("orders", "billing", receiver_queue_size=MESSAGES) as consumer:
-                consumer.receive(timeout_millis=60_000)
+            with ExitStack() as consumers:
+                consumers.enter_context(client.subscribe("busy", "billing"))
+                for number in range(3):  # each has room for a message of each partition, so the others wait
+                    joining = client.subscribe(
+                        "orders", "billing", consumer_name=f"{number}-{NAME}", receiver_queue_size=PARTITIONS
+                    )
+                    consumers.enter_context(joining).receive(timeout_millis=60_000)
                 yield cluster
     finally:
         launch.down(folder)
@@ -115,7 +121,7 @@ def _fill_topics(cluster: Filled) -> None:
     client = cluster.client
     client.create_topic("orders", PARTITIONS)
     client.create_topic("large")
-    client.create_topic("busy")
+    client.create_topic("busy", PARTITIONS)
     for number in range(NAMES):
         client.create_topic(f"{number:03d}-{NAME}", 2)
     for topic in ("orders", "large"):
