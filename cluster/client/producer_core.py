@@ -107,9 +107,8 @@ class ProducerCore(OfThisProcess, Generic[S]):
         self._open: GatheredMessages | None = None
         self._queue: deque[GatheredMessages | _Columns] = deque()
         self._send_scheduled = self._timer_set = self._send_scheduled_by_settle = False
-        """Calls to the loop's thread that were made and did not run yet: by the user's thread, for a container that was
-        opened or is full; by the timer of an open container; by a settled append that finds one open. Each of them ends
-        in `_send_all`, which sends whatever has gathered.
+        """Calls to the loop's thread that did not run yet: by the user's thread, for a container that was opened or is
+        full; by the timer of an open container; by a settled append that finds one open. Each ends in `_send_all`.
         """
         self._in_flight = 0
         self._moved: list[_Piece] = []

@@ -60,11 +60,12 @@ def test_partitions_that_refuse_at_once_are_counted_once() -> None:
     count_again = stage.producer._count_again
     stage.producer._count_again = lambda: (asked.append(1), count_again())[1]  # type: ignore[func-returns-value]
     stage.remade = 5
-    stage.parts[0].send = lambda one: one.done(one.rows, 0, Repartitioned("another number"))  # type: ignore[method-assign]
+    refused = Repartitioned("another number")
+    setattr(stage.parts[0], "send", lambda one: one.done(one.rows, 0, refused))  # noqa: B010
     sent = [stage.producer.send_async("1", partition_key=key) for key in KEYS]
     stage.loop.turn()
     assert asked == [], "what is in flight ends first"
-    del stage.parts[0].send  # type: ignore[method-assign]
+    del stage.parts[0].send
     stage.give_back(5)
     stage.confirm()
     stage.confirm()
