@@ -337,7 +337,9 @@ class WireConsumer:
             self._let_go(stretch)
             return
         to = Addressee(self.number, self.tp.wire_partition, self.epoch)
-        known, gateway = self._sent if self._part.by_index else None, self._gateway
+        # The subscription remembers that of an earlier type as well; where several share a batch its pieces go alone.
+        by_index = self._part.by_index and self.asked.settings.type in ONE_HAS_ALL
+        known, gateway = self._sent if by_index else None, self._gateway
         waiting = stretch.waiting
         if waiting is None:
             missing = holes_in(part, (stretch.first, stretch.end)) if known is not None else NOTHING
