@@ -140,12 +140,13 @@ class LogReader:
         self._hand_again()
         return True
 
-    async def redeliver_all(self) -> None:
+    def redeliver_all(self) -> Coroutine[Any, Any, None]:
         """Hand everything out again that is not acknowledged."""
         handed, self._handed = self._handed, []
         for part in handed:
             self._give_back(part, np.flatnonzero(part.open))
         self._hand_again()
+        return self.wait_confirmed()
 
     def _give_back(self, part: Received, rows: np.ndarray) -> None:
         if len(rows):
