@@ -309,8 +309,10 @@ class ReceiverQueue:
     def _has(self, count: int) -> bool:
         """Whether this number of messages is here and still ours."""
         here = 0
-        for message in reversed(self._current[-count:]):
+        for message in reversed(self._current):
             part = message.batch.received
+            if here >= count:
+                return True
             if self._is_late(message.batch.consumer, part):
                 return False
             here += bool(part.open[message.row])

@@ -178,6 +178,17 @@ def test_many_bytes_that_wait_hold_back_what_follows(monkeypatch: pytest.MonkeyP
     assert told.held == [True, False, True, False]
 
 
+def test_those_taken_back_do_not_hide_others_behind_them() -> None:
+    """Of a part that was begun. Who asks for some at once would never get them."""
+    loop, told = Calls(), Told()
+    consumer, part = consumer_on(loop, told, 1_000), part_of(5)
+    consumer.received(cast(Any, told), part)
+    consumer.receive()
+    part.take_back(np.array([1]))
+    assert consumer.receive_nowait(4) is None
+    assert [message.row for message in consumer.receive_nowait(3) or ()] == [2, 3, 4]
+
+
 def test_a_wish_for_many_at_once_lapses(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000.0
     monkeypatch.setattr("sluice.cluster.client.receiver_queue.time.monotonic", lambda: now)
