@@ -594,7 +594,7 @@ class WireConsumer:
         """Wait until every acknowledgement so far is durable. Raises Fenced if a session was lost before they were."""
         await self._part.wait_confirmed()
 
-    def redeliver(self, ids: list[Any]) -> Coroutine[Any, Any, object]:
+    def redeliver(self, ids: list[Any]) -> Coroutine[Any, Any, None]:
         """Give messages back, to be sent again; without ids everything that is not acknowledged. From here on nothing
         goes out that lies behind these. What is returned waits until the subscription has it durably.
         """
