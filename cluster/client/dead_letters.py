@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypedDict, Unpack
 from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.messages.settings import ORIGIN
 from sluice.actors.ownership.names import check_name
+from sluice.actors.pulsar.topic_names import said_name
 from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.client.async_consumer import AsyncConsumer
 from sluice.cluster.client.async_producer import AsyncProducer
@@ -186,7 +187,7 @@ class AsyncDeadLetters:
             async def letters() -> AsyncIterator[Message[bytes]]:
                 for _ in range(waiting):
                     message = await consumer.receive(PATIENCE_MS)
-                    if check_name("topic", message.properties().get(ORIGIN[0], self.topic)) == self.topic:
+                    if said_name(message.properties().get(ORIGIN[0], self.topic)) == self.topic:
                         yield message
 
             yield consumer, letters()
@@ -234,9 +235,12 @@ class DeadLetters:
 
 def _letter(message: Message[bytes]) -> DeadLetter:
     properties = message.properties()
-    origin = properties.get(ORIGIN[1])
+    try:
+        at = MessageId.parse(properties.get(ORIGIN[1], ""))
+    except Invalid:  # another program has written the letter, and says this in a way of its own, or not
+        at = message.message_id()
     return DeadLetter(
-        message.message_id() if origin is None else MessageId.parse(origin),
+        at,
         message.key(),
         "moved",
         message.publish_timestamp(),

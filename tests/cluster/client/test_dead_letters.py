@@ -67,6 +67,26 @@ def test_letters_say_where_they_come_from(moved: Client) -> None:
     assert len(moved.dead_letters("orders", "billing").letters(top=3)) == 3
 
 
+@pytest.mark.parametrize(
+    ("topic", "at", "theirs"),
+    [
+        ("persistent://public/default/orders-partition-0", "3:0:-1", 1),
+        ("orders", "3:0:-1:2", 1),
+        ("orders", "", 1),
+        ("no topic", "3:0", 0),
+        ("returns", "3:0:0", 0),
+    ],
+)
+def test_letters_of_other_programs_hide_no_others(moved: Client, topic: str, at: str, theirs: int) -> None:
+    """A client of Pulsar writes its own, and anybody may say anything there."""
+    with moved.create_producer("orders-billing-DLQ") as producer:
+        place = producer.send(b"theirs", {"REAL_TOPIC": topic, "ORIGIN_MESSAGE_ID": at})
+    dead = moved.dead_letters("orders", "billing")
+    found = [one.message_id for one in dead.letters() if one.data == b"theirs"]
+    assert found == [place] * theirs
+    assert dead.discard(everything=True).messages == 4 + theirs
+
+
 def test_a_redriven_key_is_handled_again(moved: Client) -> None:
     dead = moved.dead_letters("orders", "billing")
     decided = dead.redrive(key="a")
