@@ -48,10 +48,17 @@ class ReaderCore(OfThisProcess, Generic[V]):
     def _begin(self, start: MessageId, last: list[MessageId], *, inclusive: bool) -> None:
         """start: where the reader begins. last: the last message of each partition by then."""
         at_end = start == MessageId.latest
-        self._reached = [one.position if at_end else MessageId.earliest.position for one in last]
+        self._reached = {one.partition_index: one.position for one in last} if at_end else {}
         self._skipped = None if inclusive else start
-        if 0 <= start.partition_index < len(last):
+        if start.is_stored():
             self._reached[start.partition_index] = start.position - inclusive
+
+    def _sought(self, to: MessageId | int, last: list[MessageId]) -> None:
+        """The reader goes on from there. last: the last message of each partition by then."""
+        if isinstance(to, MessageId) and to.is_stored():  # the other partitions stay where they are
+            self._reached[to.partition_index], self._skipped = to.position - 1, None
+        else:
+            self._begin(to if to == MessageId.latest else MessageId.earliest, last, inclusive=True)
 
     def _takes(self, message: Message[V]) -> bool:
         """Note a message as read. Return whether its reader gets it: not the one that it begins behind."""
@@ -60,7 +67,8 @@ class ReaderCore(OfThisProcess, Generic[V]):
         return at != self._skipped
 
     def _has_more(self, last: list[MessageId]) -> bool:
-        return any(one.position > self._reached[one.partition_index] for one in last)
+        begin = MessageId.earliest.position
+        return any(one.position > self._reached.get(one.partition_index, begin) for one in last)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topic()})"
@@ -97,7 +105,7 @@ class Reader(ReaderCore[V]):
     def seek(self, to: MessageId | int) -> None:
         """Go on from a message, or from a time in ms since 1970; see Consumer.seek."""
         self.consumer.seek(to)
-        self._begin(MessageId.earliest, self.consumer.get_last_message_ids(), inclusive=True)
+        self._sought(to, self.consumer.get_last_message_ids())
 
     def close(self) -> None:
         """Leave, and delete the subscription; where that fails it goes by itself."""
@@ -139,7 +147,7 @@ class AsyncReader(ReaderCore[V]):
     async def seek(self, to: MessageId | int) -> None:
         """Go on from a message, or from a time in ms since 1970; see AsyncConsumer.seek."""
         await self.consumer.seek(to)
-        self._begin(MessageId.earliest, await self.consumer.get_last_message_ids(), inclusive=True)
+        self._sought(to, await self.consumer.get_last_message_ids())
 
     async def close(self) -> None:
         """Leave, and delete the subscription; where that fails, or is cancelled, it goes by itself."""
