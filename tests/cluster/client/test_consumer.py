@@ -178,8 +178,8 @@ def test_many_bytes_that_wait_hold_back_what_follows(monkeypatch: pytest.MonkeyP
     assert told.held == [True, False, True, False]
 
 
-def test_those_taken_back_do_not_hide_others_behind_them() -> None:
-    """Of a part that was begun. Who asks for some at once would never get them."""
+def test_messages_taken_back_hide_no_others() -> None:
+    """A caller that asks for some at once would never get them."""
     loop, told = Calls(), Told()
     consumer, part = consumer_on(loop, told, 1_000), part_of(5)
     consumer.received(cast(Any, told), part)
