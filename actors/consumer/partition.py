@@ -11,7 +11,7 @@ and says what it holds.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -214,8 +214,10 @@ class PartitionConsumer:
         await self._tell(self._hand_backs.request(back, self.session, consumer_epoch=self._consumer_epoch), back)
         return back.confirmed
 
-    async def redeliver_all(self) -> None:
-        """Durably give back all unacknowledged messages, in order; those on their way are void from now on."""
+    def redeliver_all(self) -> Coroutine[Any, Any, None]:
+        """Give back all unacknowledged messages, in order; those on their way are void from now on. What is returned
+        waits until that is durable.
+        """
         positions, seen = self._holding.close()
         backs = [self._hand_backs.note(positions, seen)] if len(positions) else []
         if len(self._inbox):
@@ -231,7 +233,7 @@ class PartitionConsumer:
             seen=seen,
             done=self.acknowledgements.positions(),
         )
-        await self._tell(request, *backs)
+        return self._tell(request, *backs)
 
     async def wait_confirmed(self) -> None:
         """Wait until every acknowledgement so far is durable.

@@ -11,7 +11,7 @@ the client is told to come back (CLOSE_CONSUMER), which makes it drop what it ha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -337,7 +337,9 @@ class WireConsumer:
             self._let_go(stretch)
             return
         to = Addressee(self.number, self.tp.wire_partition, self.epoch)
-        known, gateway = self._sent if self._part.by_index else None, self._gateway
+        # The subscription remembers that of an earlier type as well; where several share a batch its pieces go alone.
+        by_index = self._part.by_index and self.asked.settings.type in ONE_HAS_ALL
+        known, gateway = self._sent if by_index else None, self._gateway
         waiting = stretch.waiting
         if waiting is None:
             missing = holes_in(part, (stretch.first, stretch.end)) if known is not None else NOTHING
@@ -592,25 +594,29 @@ class WireConsumer:
         """Wait until every acknowledgement so far is durable. Raises Fenced if a session was lost before they were."""
         await self._part.wait_confirmed()
 
-    async def redeliver(self, ids: list[Any]) -> None:
-        """Give messages back, to be sent again; without ids everything that is not acknowledged."""
-        if not ids:
-            self._forget(np.array(list(self._sent), np.int64))
-            for part in self._unsent:
-                if not self.is_reader:  # which hands out again what is open
-                    part.close()
-                self._granted -= len(part)
-            self._unsent.clear()
-            self._came_at = None
-            if self._whole is not None:
-                self._whole.clear()
-            self._grant()
-            self._look_for_room()
-            await self._part.redeliver_all()
-            return
-        named = [at for one in ids if (at := position_of(one)) is not None]
-        if back := self._sent.remove(np.array(named, np.int64))[0]:
-            await self._part.nack(back, 0)
+    def redeliver(self, ids: list[Any]) -> Coroutine[Any, Any, object]:
+        """Give messages back, to be sent again; without ids everything that is not acknowledged. From here on nothing
+        goes out that lies behind these. What is returned waits until the subscription has it durably.
+        """
+        if ids:
+            named = [at for one in ids if (at := position_of(one)) is not None]
+            return self._give_back(self._sent.remove(np.array(named, np.int64))[0])
+        self._forget(np.array(list(self._sent), np.int64))
+        for part in self._unsent:
+            if not self.is_reader:  # which hands out again what is open
+                part.close()
+            self._granted -= len(part)
+        self._unsent.clear()
+        self._came_at = None
+        if self._whole is not None:
+            self._whole.clear()
+        self._grant()
+        self._look_for_room()
+        return self._part.redeliver_all()
+
+    async def _give_back(self, some: list[tuple[Received, Rows]]) -> None:
+        if some:
+            await self._part.nack(some, 0)
 
     def come_back(self) -> None:
         """The client has to subscribe again."""

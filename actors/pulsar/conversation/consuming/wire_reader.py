@@ -140,12 +140,13 @@ class LogReader:
         self._hand_again()
         return True
 
-    async def redeliver_all(self) -> None:
+    def redeliver_all(self) -> Coroutine[Any, Any, None]:
         """Hand everything out again that is not acknowledged."""
         handed, self._handed = self._handed, []
         for part in handed:
             self._give_back(part, np.flatnonzero(part.open))
         self._hand_again()
+        return self.wait_confirmed()
 
     def _give_back(self, part: Received, rows: np.ndarray) -> None:
         if len(rows):
@@ -163,6 +164,7 @@ class LogReader:
             self._many_handed = max(MANY_HANDED, 2 * len(self._handed))
         self._handed.append(part)
         self.handed_out += len(part)
+        self._permits -= len(part)
         self._callbacks.on_received(part)
 
     async def wait_confirmed(self) -> None:
@@ -283,7 +285,6 @@ class LogReader:
                 if len(self._again):
                     return
                 at = self.at = at + len(part)
-                self._permits -= len(part)
                 if not self._closed:
                     self._hand_out(part)
         self.at, self._over = max(self.at, found.resume), found.ends
@@ -300,7 +301,6 @@ class LogReader:
         if stop > first:
             part = run.received(self._tp.partition, first, stop - first)
             self.at = int(positions[stop - 1]) + 1
-            self._permits -= len(part)
             self._hand_out(part)
         return stop == len(positions)
 

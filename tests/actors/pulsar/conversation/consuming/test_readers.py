@@ -78,6 +78,28 @@ def test_unsent_messages_are_redelivered_once() -> None:
     with_gateways(scenario, topic={"roll_entries": EACH})
 
 
+def test_what_comes_again_takes_room_as_well() -> None:
+    async def scenario(clients: Clients) -> None:
+        wire = await clients.join("c0", GATEWAYS[0])
+        await clients.producer(wire, "till", SHARED)
+        asked = {"topic": "orders", "subscription": "r", "type": EXCLUSIVE, "consumer_id": 0, "consumer_name": "r"}
+        await wire.ask("subscribe", **asked, durable=False, start_message_id={"ledger": 0, "entry": 0})
+        wire.say("flow", consumer_id=0, permits=10)
+        for _ in range(4):
+            await clients.send(wire, "c0")
+        await clients.broker.until(lambda: clients.numbers("c0") == [*range(4)])
+        wire.say("redeliver", consumer_id=0)
+        await clients.broker.until(lambda: len(clients.numbers("c0")) == 8)
+        for _ in range(6):
+            await clients.send(wire, "c0")
+        await clients.broker.quiet(1_000)
+        assert clients.numbers("c0")[8:] == [4, 5]
+        wire.say("flow", consumer_id=0, permits=4)
+        await clients.broker.until(lambda: clients.numbers("c0")[8:] == [*range(4, 10)])
+
+    with_gateways(scenario)
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_reader_that_closed_asks_for_nothing(again: bool) -> None:
     """Not for what nobody can read just now either, however long that lasts."""

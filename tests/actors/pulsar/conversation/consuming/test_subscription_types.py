@@ -12,7 +12,7 @@ from sluice.actors.messages import SubscriptionSettings
 from sluice.actors.pulsar.codec.protocol import ServerError
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
 from tests.scenarios.key_shared.broker import CONTROLLER
-from tests.sim.worlds.wire import Refusal
+from tests.sim.worlds.wire import Refusal, message_id
 
 EXCLUSIVE, MANY, FAILOVER, KEYED = range(4)
 STICKY = {"mode": 1, "hash_ranges": [{"start": 0, "end": 65535}]}
@@ -102,5 +102,23 @@ def test_a_subscription_made_with_a_producer_keeps_its_type() -> None:
         answer = await clients.producer(writer, "dead", SHARED, initial_subscription="pulsar")
         assert answer.producer_ready
         assert (await in_force(clients)).type == "exclusive"
+
+    with_gateways(scenario)
+
+
+@pytest.mark.parametrize("after", [EXCLUSIVE, MANY, FAILOVER, KEYED])
+def test_the_rest_of_a_batch_comes_under_another_type(after: int) -> None:
+    """An exclusive client has acknowledged one message of it, which the subscription remembers."""
+
+    async def scenario(clients: Clients) -> None:
+        wire = await clients.join("c0", GATEWAYS[0])
+        await clients.producer(wire, "till", SHARED)
+        await clients.consumer(wire, EXCLUSIVE, "a")
+        await clients.send_batch(wire, "c0", 4)
+        await clients.broker.until(lambda: len(clients.numbers("c0")) == 4)
+        await wire.ask("ack", consumer_id=0, message_id=[message_id(clients.ids["c0"][0], [0, 2, 3])])
+        await wire.ask("close_consumer", consumer_id=0)
+        await clients.consumer(wire, after, "b")
+        await clients.broker.until(lambda: clients.numbers("c0")[4:] == [0, 2, 3])
 
     with_gateways(scenario)

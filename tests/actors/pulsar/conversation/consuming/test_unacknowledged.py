@@ -13,6 +13,7 @@ import pytest
 from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.pulsar.codec.frames import encode
 from sluice.actors.pulsar.codec.protocol import command
+from sluice.actors.pulsar.conversation.client_connection import ClientConnection
 from sluice.actors.pulsar.conversation.consuming.unacked_frames import MESSAGE_BYTES, PIECE_BYTES, TABLE_BYTES
 from sluice.actors.pulsar.conversation.limits import unacked_bytes
 from tests.actors.pulsar.two_gateways import GATEWAYS, SHARED, Clients, with_gateways
@@ -170,5 +171,35 @@ def test_a_reader_that_never_acknowledges_is_not_stopped(monkeypatch: pytest.Mon
         await clients.consumer(wire, EXCLUSIVE, "a", **READER)
         await come(clients, COUNT)
         assert clients.numbers("c0") == EVERYTHING
+
+    with_gateways(scenario)
+
+
+@pytest.mark.parametrize("more", [{}, READER], ids=["consumer", "reader"])
+def test_nothing_passes_what_is_given_back(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later messages may go out in the very turn in which the command is read."""
+    read = ClientConnection._redeliver
+
+    def and_go_on(self: ClientConnection, asked: Any) -> None:
+        read(self, asked)
+        self.consumers[0].choke(False)
+
+    monkeypatch.setattr(ClientConnection, "_redeliver", and_go_on)
+
+    async def scenario(clients: Clients) -> None:
+        wire = await clients.join("c0", GATEWAYS[0])
+        await clients.producer(wire, "till", SHARED)
+        await clients.consumer(wire, EXCLUSIVE, "a", **more)
+        await send(clients, wire, range(3))
+        await come(clients, 3)
+        actor: Any = clients.broker.world.process(GATEWAYS[0]).actor
+        ((consumer,),) = actor.gateway.consumers.values()
+        consumer.choke(True)
+        await send(clients, wire, range(3, 6))
+        await clients.broker.quiet(500)
+        assert clients.numbers("c0") == [0, 1, 2]
+        redeliver(wire)
+        await come(clients, 9)
+        assert clients.numbers("c0") == [0, 1, 2, *range(6)]
 
     with_gateways(scenario)
