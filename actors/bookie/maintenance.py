@@ -44,8 +44,8 @@ class BookieMaintenance:
         """One round. Raises DiskFailed."""
         store = self.store
         await store.journal.sync_mark()
-        await self._check_space()
         try:
+            await self._check_space()
             if store.index.damaged is not None:
                 await store.disk.replace(REBUILD, store.index.damaged.encode())
                 store.on_failed(f"the index must be built anew, which a new start does: {store.index.damaged}")
