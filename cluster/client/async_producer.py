@@ -16,6 +16,7 @@ from sluice.cluster.client.producer_core import ProducerCore
 from sluice.cluster.client.receipts import Receipt, SentMessage, unconfirmed
 from sluice.cluster.client.settings_input import check_columns, check_timeout
 from sluice.cluster.typed.variables import S
+from sluice.storage.format.batch import MAX_MESSAGE_BYTES
 
 
 class AsyncProducer(ProducerCore[S]):
@@ -94,9 +95,10 @@ class AsyncProducer(ProducerCore[S]):
             deliver_after,
             delay_id,
         )
-        if not (self._in_line or self._lacks_room(1, len(payload))):
+        count = 1 if len(payload) <= MAX_MESSAGE_BYTES else len(self._pieces(payload, deliver_at))
+        if not (self._in_line or self._lacks_room(count, len(payload))):
             return self._add(*message)
-        async with self._turn(1, len(payload)):
+        async with self._turn(count, len(payload)):
             return self._add(*message)
 
     async def send_batch(self, data: pa.RecordBatch | pa.Table) -> Receipt:

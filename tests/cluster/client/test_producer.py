@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
@@ -16,7 +17,8 @@ import pytest
 from sluice.actors.messages.limits import SEQUENCES
 from sluice.actors.producer.batches import Outgoing
 from sluice.actors.producer.producer import PartitionProducer, Repartitioned
-from sluice.cluster.base.loop import LoopThread
+from sluice.cluster.base.loop import CallersLoop, LoopThread
+from sluice.cluster.client.async_producer import AsyncProducer
 from sluice.cluster.client.client import Client
 from sluice.cluster.client.delayed import due_time
 from sluice.cluster.client.message import MessageId
@@ -25,7 +27,7 @@ from sluice.cluster.client.producer import Producer
 from sluice.cluster.client.producer_core import MAX_PENDING_MESSAGES
 from sluice.cluster.client.receipts import SentMessage
 from sluice.storage.errors import Fenced, Invalid, SluiceError, Unavailable
-from sluice.storage.format.batch import MAX_RUN_MESSAGES
+from sluice.storage.format.batch import MAX_MESSAGE_BYTES, MAX_RUN_MESSAGES
 from sluice.storage.format.hashing import masked_hash
 
 NOW, LONGEST = 1_700_000_000_000, 10_000
@@ -277,6 +279,33 @@ def test_confirmation_and_end_wake_a_wait_for_room() -> None:
     stage.loop.turn()
     assert isinstance(outcome[0], SentMessage)
     assert stage.parts[0].payloads()[-1] == [b"y"]
+
+
+def test_chunks_await_room_in_the_loop_of_their_caller() -> None:
+    """In a thread that is given up if it blocks: there is no room for all of them."""
+    ended = threading.Event()
+
+    async def main() -> None:
+        part, clock = Partition(), SimpleNamespace(now=lambda: NOW, monotonic=lambda: 0)
+        producer = AsyncProducer[bytes](
+            CallersLoop(),
+            SimpleNamespace(clock=clock, rng=random.Random(1)),
+            ProducerOptions(topic="orders", name="p", batching=Batching(), chunking=True),
+            [part],
+            max_delay_ms=0,
+            on_close=lambda _: None,
+            count_again=None,
+        )
+        await producer.send_batch(pa.record_batch({"payload": ["x"] * (MAX_PENDING_MESSAGES - 1)}))
+        large = asyncio.ensure_future(producer.send_async(bytes(MAX_MESSAGE_BYTES + 1)))
+        await asyncio.sleep(0)
+        assert not large.done()
+        part.confirm()
+        await large
+        ended.set()
+
+    threading.Thread(target=asyncio.run, args=(main(),), daemon=True).start()
+    assert ended.wait(LATE_S)
 
 
 def test_a_batch_beyond_a_run_has_one_receipt() -> None:
