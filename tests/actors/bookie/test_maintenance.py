@@ -170,7 +170,7 @@ async def test_a_rebuilt_index_takes_no_garbage_for_a_loss(gone: tuple[int, ...]
 
 
 @simulated
-async def test_what_has_no_room_keeps_no_garbage_on_a_full_disk() -> None:
+async def test_work_without_room_keeps_no_garbage_on_a_full_disk() -> None:
     world = World()
     bookie = await world.started(replace(SETTINGS, checkpoint_bytes=1))
     await fill(bookie, (1, 2), range(20), tend_every=20)

@@ -13,7 +13,7 @@ KEYS = [f"k{number}" for number in range(9)]
 
 
 def sent_to(stage: Stage) -> dict[str, list[tuple[int, str]]]:
-    """Of each key the partitions that have its messages, and their payloads, in order."""
+    """Return for each key the partitions that have its messages, with the payloads, in order."""
     found: dict[str, list[tuple[int, str]]] = {key: [] for key in KEYS}
     for number, part in enumerate(stage.parts):
         for one in part.got:
@@ -23,7 +23,7 @@ def sent_to(stage: Stage) -> dict[str, list[tuple[int, str]]]:
 
 
 @pytest.mark.parametrize("remade", [1, 5])
-def test_what_a_remade_topic_gives_back_goes_first(remade: int) -> None:
+def test_messages_that_a_remade_topic_gives_back_go_first(remade: int) -> None:
     """By its new number of partitions, as everything that was sent meanwhile."""
     stage = Stage(partitions=2)
     sent = [stage.producer.send_async("1", partition_key=key) for key in KEYS]
@@ -69,7 +69,7 @@ def test_partitions_that_refuse_at_once_are_counted_once() -> None:
 
 
 def test_a_topic_that_is_not_made_again_refuses_what_came_back() -> None:
-    """What is sent later asks once more."""
+    """A message that is sent later asks once more."""
     stage = Stage(partitions=2)
     sent = stage.producer.send_async("a", partition_key="k0")
     stage.loop.turn()
