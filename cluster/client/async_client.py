@@ -145,7 +145,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
         ports: of another world than the real one.
         """
         self.home, self.net = home, net
-        self.tasks = Tasks("client")
+        self.tasks = Tasks("client", self._broken)
         self._on_close = on_close or contextlib.AsyncExitStack()
         me = f"client-{secrets.token_hex(4)}/client"
         self._log = TroubleLog(StructuredLog(me), RealClock())
@@ -809,12 +809,21 @@ class AsyncClient(OfThisProcess, StoredMessages):
     def _forget(self, closed: ProducerCore[Any] | ConsumerCore[Any]) -> None:
         self.opened.pop(id(closed), None)
 
+    def _broken(self, task: str, error: Exception) -> None:
+        """A task has ended by a defect, and nothing begins it again: nobody waits on for what it did. Errors of the
+        cluster are told where they are met.
+        """
+        if not isinstance(error, SluiceError):
+            why = f"a defect in the client has ended this, open another one: {task}: {error!r}"
+            for opened in list(self.opened.values()):
+                opened.abandon(why)
+
     def end(self) -> None:
         """End what this client does in its loop: tasks, waits, messages that have no outcome, connections."""
         self.closed = True
         self.tasks.cancel_all()
         for producer in list(self._producers.values()):
-            producer.abandon()
+            producer.abandon("the client was closed before this was confirmed")
         for wait in list(self._waits):
             wait.end()
         self.net.close()

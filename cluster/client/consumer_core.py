@@ -37,7 +37,7 @@ from sluice.cluster.client.options import ConsumerOptions
 from sluice.cluster.client.receiver_queue import ReceiverQueue
 from sluice.cluster.client.typed_values import TypedValues
 from sluice.cluster.typed.variables import V
-from sluice.storage.errors import Fenced, Invalid, NotFound, SluiceError
+from sluice.storage.errors import Fenced, Invalid, NotFound, SluiceError, Unavailable
 from sluice.storage.format.batch import LAST_TIME
 from sluice.storage.format.position import ascending
 
@@ -74,7 +74,7 @@ class ConsumerCore(OfThisProcess, Generic[V]):
     """A consumer without the calls that wait. Safe for threads on a LoopThread."""
 
     inner = OfThisProcess.inner | {
-        "asking", "drop_topic", "join", "leave", "missed_topic", "on_event", "options", "parts",
+        "abandon", "asking", "drop_topic", "join", "leave", "missed_topic", "on_event", "options", "parts",
         "receive_here", "receive_nowait", "receive_several", "received", "receiver_of", "taking_back",
         "tell_partitions", "traces", "visit", "wake"
     }  # fmt: skip
@@ -216,6 +216,10 @@ class ConsumerCore(OfThisProcess, Generic[V]):
             self._receiving.fail(next(iter(failures), None))
         elif self.options.on_ranges is not None and event.kind not in ("inactive", "handed_over", "end_of_topic"):
             call_user("on_ranges", self.options.on_ranges, partition, event.kind, event.ranges)
+
+    def abandon(self, why: str) -> None:
+        """Nothing more comes: let those who receive get what is here, and then an error."""
+        self._receiving.end(Unavailable(why))
 
     def leave(self, *, for_good: bool = False) -> None:
         """Begin to close every partition, also when the caller gave up waiting; partitions that close already go on."""

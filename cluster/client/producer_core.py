@@ -335,9 +335,9 @@ class ProducerCore(OfThisProcess, Generic[S]):
 
     # -- on the loop's thread -------------------------------------------------------------------------------------
 
-    def abandon(self) -> None:
+    def abandon(self, why: str) -> None:
         """Settle all open messages as the client ends, so that every waiting call returns with an error."""
-        error = Unavailable("the client was closed before this was confirmed; its outcome is unknown")
+        error = Unavailable(f"{why}; its outcome is unknown")
         self._moved.clear()
         self._divided.set()
         for receipt, callbacks in list(self._unsettled.items()):

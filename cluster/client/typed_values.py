@@ -14,7 +14,7 @@ from sluice.actors.messages import ReadSchema, RegisterSchema
 from sluice.actors.ports.wire import Request
 from sluice.cluster.client.message import Message
 from sluice.cluster.typed.codecs import AVRO, Codec, SchemaType, codec_of
-from sluice.storage.errors import Invalid, SluiceError
+from sluice.storage.errors import Invalid, NotFound, SluiceError
 
 V = TypeVar("V")
 
@@ -32,7 +32,7 @@ class TypedValues(Generic[V]):
         self._client, self._topic, self._codec = client, topic, codec
         self._written: dict[int, bytes] = {}
         """Definitions by version, of messages in Avro that have arrived."""
-        self._failed: dict[int, str] = {}
+        self._failed: dict[int, SluiceError] = {}
         """Versions that the registry did not give, and why."""
 
     async def register(self) -> bytes:
@@ -69,7 +69,8 @@ class TypedValues(Generic[V]):
             return []
         from sluice.actors.pulsar.codec.schema_versions import versions_of
 
-        known = self._written.keys() | self._failed.keys()
+        refused = {version for version, error in self._failed.items() if isinstance(error, NotFound | Invalid)}
+        known = self._written.keys() | refused  # of others the answer may be another one by now
         return sorted({int(one) for one in versions_of(part.rows.column("pulsar")) if one >= 0} - known)
 
     async def load(self, versions: list[int]) -> None:
@@ -78,9 +79,10 @@ class TypedValues(Generic[V]):
             try:
                 found = await self._client.ask_controller(ReadSchema(topic=self._topic, version=version))
             except SluiceError as error:
-                self._failed[version] = str(error)
+                self._failed[version] = error
             else:
                 self._written[version] = found.definition
+                self._failed.pop(version, None)
 
     def value_of(self, message: Message[Any]) -> V:
         """Return the value of a message. Raises Invalid for a payload that is none."""

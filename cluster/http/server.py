@@ -161,8 +161,11 @@ class HttpServer:
             answers.release(request)
             self._answering.remove(request.protocol)
             if (who := request.get(_COUNTED)) is not None:
-                self._asking[who] -= 1
-                self._asking += Counter()  # without those that have none
+                self._one_less(who)
+
+    def _one_less(self, who: str) -> None:
+        self._asking[who] -= 1
+        self._asking += Counter()  # without those that have none
 
     @web.middleware
     async def _carry_out(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -176,7 +179,13 @@ class HttpServer:
         work = request[CARRIED] = asyncio.ensure_future(handler(request))
         self._carried[work] = None
         work.add_done_callback(self._carried_out)
-        return await asyncio.shield(work)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if who is not None and not work.done():  # it counts to its end, though its client has left
+                del request[_COUNTED]
+                work.add_done_callback(lambda _: self._one_less(who))
+            raise
 
     def _carried_out(self, work: asyncio.Future[web.StreamResponse]) -> None:
         del self._carried[work]

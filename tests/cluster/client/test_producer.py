@@ -336,7 +336,7 @@ def test_outcome_behind_the_end_of_a_client_changes_nothing() -> None:
     stage = Stage()
     receipt = stage.producer.send_batch(pa.record_batch({"payload": ["a", "b"]}))
     stage.loop.turn()
-    stage.producer.abandon()
+    stage.producer.abandon("the client ends")
     stage.confirm()
     assert receipt.done()
     with pytest.raises(Unavailable, match="its outcome is unknown"):

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from sluice.cluster.base.loop import new_loop
 from sluice.cluster.http.connections import HeadAlone
+from sluice.cluster.http.guard import ASKER, answered
 from sluice.cluster.http.server import MOST_CONNECTIONS, HttpServer
 from tests.cluster.helpers import admin_ports
 
@@ -59,6 +60,18 @@ def test_a_request_that_comes_with_the_connection_is_answered(make: Callable[[],
         answer = runner.run(answer_to_the_impatient(b"GET /ask HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n"))
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.endswith(b"told")
+
+
+def seen_lost(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Return what is set when a server has seen that a client has left."""
+    lost, told = asyncio.Event(), HeadAlone.connection_lost
+
+    def connection_lost(connection: HeadAlone, error: Exception | None) -> None:
+        told(connection, error)
+        lost.set()
+
+    monkeypatch.setattr(HeadAlone, "connection_lost", connection_lost)
+    return lost
 
 
 async def left_during(method: str, where: str, lost: asyncio.Event) -> list[str]:
@@ -118,13 +131,7 @@ async def left_during(method: str, where: str, lost: asyncio.Event) -> list[str]
 async def test_a_change_outlives_its_client_and_a_question_does_not(
     method: str, where: str, becomes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost, told = asyncio.Event(), HeadAlone.connection_lost
-
-    def connection_lost(connection: HeadAlone, error: Exception | None) -> None:
-        told(connection, error)
-        lost.set()
-
-    monkeypatch.setattr(HeadAlone, "connection_lost", connection_lost)
+    lost = seen_lost(monkeypatch)
     assert await left_during(method, where, lost) == [becomes]
 
 
@@ -191,3 +198,43 @@ async def test_all_who_connect_during_one_turn_are_heard() -> None:
             assert connection.connect_ex(("127.0.0.1", port)) in (0, errno.EINPROGRESS)
             waiting.register(connection, select.POLLOUT)
         assert len(waiting.poll(0)) == MOST_CONNECTIONS + 1
+
+
+async def test_a_change_counts_to_its_end_though_its_client_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a role could have any number of them under way."""
+    begun, goes_on, lost = asyncio.Event(), asyncio.Event(), seen_lost(monkeypatch)
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+        request[ASKER] = "till"
+        return await answered(request, handler)
+
+    async def handle(request: web.Request) -> web.Response:
+        begun.set()
+        await goes_on.wait()
+        return web.Response(text="done")
+
+    async def asked(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"PUT /ask HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        return reader, writer
+
+    async def status(port: int) -> bytes:
+        reader, writer = await asked(port)
+        line = await reader.readline()
+        writer.close()
+        return line.split()[1]
+
+    server = HttpServer(admin_ports(Nobody()), [web.put("/ask", handle)], guard, most=3)
+    port = await server.listen(0)
+    try:
+        _, leaving = await asked(port)
+        await begun.wait()
+        leaving.close()
+        await lost.wait()
+        assert await status(port) == b"429"
+        goes_on.set()
+        while await status(port) != b"200":
+            pass
+    finally:
+        await server.close()
