@@ -330,7 +330,7 @@ def test_a_full_house_keeps_its_pools(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("told", [{"status": "{"}, {"status": "[]"}, {"status": '{"failures": [1]}'}, {"tails": "x"}])
-def test_a_report_that_cannot_be_read_is_refused(told: dict[str, str]) -> None:
+def test_a_report_that_cannot_be_read_is_refused(told: dict[str, Any]) -> None:
     @played
     async def scenario(stage: Stage) -> None:
         epoch = (await stage.claim()).epoch
@@ -342,7 +342,7 @@ def test_a_report_that_cannot_be_read_is_refused(told: dict[str, str]) -> None:
 
 
 @played
-async def test_nobody_is_asked_for_the_last_lines_of_no_pool(stage: Stage) -> None:
+async def test_last_lines_of_no_pool_are_asked_of_nobody(stage: Stage) -> None:
     began = stage.pools.ports.clock.monotonic()
     with pytest.raises(NotFound):
         await stage.pools.on_describe_pools(DescribePools(name="billing", tails=True))
