@@ -70,7 +70,14 @@ class Terminated(Invalid):
 
 
 class Corrupt(SluiceError):
-    """Stored bytes contradict their checksum or their format. Never read on past this."""
+    """Stored bytes contradict their checksum or their format. Never read on past this.
+
+    version: the number of the damaged version of a metadata record; 0: it is something else, or not known.
+    """
+
+    def __init__(self, text: str = "", *, version: int = 0) -> None:
+        super().__init__(text)
+        self.version = version
 
 
 class InvariantViolation(AssertionError):

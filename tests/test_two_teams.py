@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "two-teams.md"
+PAGE = Path(__file__).parents[1] / "docs" / "two-teams.md"
+SLUICE = [sys.executable, "-c", "from sluice.cli import main; main()"]
+"""The command of the environment that runs the tests, which need not be the one that ./sluice makes."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -35,7 +37,7 @@ def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
     def here(command: str) -> str:
         for port, other in ports.items():
             command = command.replace(f"127.0.0.1:{port}", f"127.0.0.1:{other}")
-        return command.replace("./sluice", str(ROOT / "sluice")).replace("python3", sys.executable)
+        return command.replace("python3", sys.executable).replace("./sluice", shlex.join(SLUICE))
 
     marks = [f"echo '== {number}'\n{here(command)}" for number, command in enumerate(shown)]
     environ = os.environ | {"SLUICE_PULSAR_PORT": ports["6650"], "SLUICE_PULSAR_WEB_PORT": ports["8080"]}
@@ -45,7 +47,7 @@ def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
             ["bash", "-c", script], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=250, check=False
         )
     finally:
-        down = [str(ROOT / "sluice"), "down", "--data-dir", "teams"]
+        down = [*SLUICE, "down", "--data-dir", "teams"]
         subprocess.run(down, cwd=tmp_path, env=environ, capture_output=True, timeout=100, check=False)
     assert ran.returncode == 0, ran.stdout[-2_000:] + ran.stderr[-2_000:]
     told = dict(part.split("\n", 1) for part in ran.stdout.split("== ")[1:])

@@ -2,7 +2,7 @@
 
 One task does all of it, one thing after the other. What is deleted is never needed by either checkpoint on disk: a
 segment goes when nothing in it lives and both checkpoints stand behind it and say so, a table when neither names it. On
-a full disk space counts for more than what a checkpoint says: a start that must build the index anew then takes the
+a full disk space counts for more than what a checkpoint says: a start that must rebuild the index then takes the
 segment for lost, and doubts all ledgers.
 
 The bookie is read-only while the disk has less free space than the settings ask for, and becomes writable again when
@@ -44,11 +44,11 @@ class BookieMaintenance:
         """One round. Raises DiskFailed."""
         store = self.store
         await store.journal.sync_mark()
-        await self._check_space()
         try:
+            await self._check_space()
             if store.index.damaged is not None:
                 await store.disk.replace(REBUILD, store.index.damaged.encode())
-                store.on_failed(f"the index must be built anew, which a new start does: {store.index.damaged}")
+                store.on_failed(f"the index must be rebuilt, which a new start does: {store.index.damaged}")
                 return
             await self._tidy_index()
             await self._collect()

@@ -67,6 +67,21 @@ def pool_in(name: str, value: bytes) -> PoolRecord:
     return decoded(value, PoolRecord, f"the record of the pool {name}")
 
 
+class _Status(msgspec.Struct):
+    """The part of a keeper's status that is read here."""
+
+    failures: dict[str, str] = {}
+
+
+def _check_readable(request: ReportPool) -> None:
+    """Raise Invalid for a report that nobody could be shown."""
+    try:
+        msgspec.json.decode(request.status, type=_Status)
+        msgspec.json.decode(request.tails or "{}", type=dict)
+    except msgspec.DecodeError as error:
+        raise Invalid(f"the report of the pool {request.name} cannot be read: {error}") from error
+
+
 class PoolReport(NamedTuple):
     """A keeper's last report. heard: when, monotonic ms. at: the same, since 1970. record: the pool's record then."""
 
@@ -94,7 +109,8 @@ class WorkerPools(Actor):
         check_name("subscription", request.subscription)
         if request.min_workers > request.max_workers:
             raise Invalid(f"min_workers = {request.min_workers} is more than max_workers = {request.max_workers}")
-        if len(await self.ports.meta.keys(PREFIX)) >= MOST_POOLS:
+        pools = await self.ports.meta.keys(PREFIX)
+        if PREFIX + request.name not in pools and len(pools) >= MOST_POOLS:
             raise Invalid(f"there are {MOST_POOLS} pools of workers already")
         for _ in range(TRIES):
             number, known = await self._read(request.name)
@@ -122,7 +138,8 @@ class WorkerPools(Actor):
         raise Conflict(f"too many keepers claim the pool {request.name} at once")
 
     async def on_report_pool(self, request: ReportPool) -> PoolWanted:
-        """See messages.ReportPool. Raises Fenced."""
+        """See messages.ReportPool. Raises Fenced, Invalid."""
+        _check_readable(request)
         number, record = await self._read(request.name)
         if record is None or record.epoch != request.epoch:
             raise Fenced(f"the pool {request.name} has another keeper now, or none")
@@ -178,7 +195,7 @@ class WorkerPools(Actor):
         """See messages.DescribePools. Raises NotFound if there is none of the name."""
         if not request.name:
             return Text(json=json.dumps(await self._rows()))
-        if request.tails:
+        if request.tails and await self._row(request.name) is not None:
             asked = self._tails_wanted.setdefault(request.name, Signal())
             await asked.wait(self.ports, TAILS_MS)
         row = await self._row(request.name)

@@ -158,7 +158,7 @@ class BucketSet:
         if mark_delete == self.mark_delete:
             return False
         self.mark_delete = mark_delete
-        passed = [bucket for bucket in self.buckets if bucket.end <= mark_delete]
+        passed = [bucket for bucket in self.buckets if bucket.highest() <= mark_delete]
         for bucket in passed:
             self.retire(bucket)
         named = [key for key, record in self.named.items() if record.end <= mark_delete and key not in self.drops]

@@ -14,8 +14,8 @@ wanted now. The log is the truth, and a dispatcher that starts reads it from the
 that were there before have to learn of the change (`rebuilt`). An owner of an older epoch that did so is
 overruled in the same way.
 
-A version of which the store itself says that it is damaged has no number that is known, so nothing can follow it. Until
-it is put back, it is like a store that is away: everything is kept in memory, and the alarm says why.
+If the store itself finds the newest version damaged, its number is not known, so no version can follow it. Until it is
+put back, the owner goes on as if the store were away: it keeps everything in memory, and the alarm says why.
 """
 
 from __future__ import annotations

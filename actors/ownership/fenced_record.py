@@ -24,7 +24,7 @@ from typing import Any
 import msgpack
 import msgspec
 
-from sluice.actors.ownership.ownership_proof import OwnershipProof, give_notice, process_of
+from sluice.actors.ownership.ownership_proof import OwnershipProof, give_notice, newest_version, process_of
 from sluice.actors.ports import Ports, Version
 from sluice.actors.runtime.backoff import Backoff
 from sluice.storage.errors import Corrupt, Fenced, Unavailable
@@ -167,7 +167,7 @@ class FencedRecord:
         if self._writing:
             raise AssertionError("a record is not looked at while it is written")
         asked, notice = self._ports.clock.monotonic(), self._proof.notice
-        newest = None if self.lost else await self._ports.meta.read(self._key)
+        newest = None if self.lost else await newest_version(self._ports.meta, self._key)
         if newest is None or not self._knows(newest):
             self.lost = True
             raise Fenced(f"{self._key} has a newer owner")
@@ -201,10 +201,10 @@ class FencedRecord:
                 await self._proof.prove(self._ports)
                 if self.is_proved(since):
                     return False
-            newest = await self._ports.meta.read(self._key)
+            newest = await newest_version(self._ports.meta, self._key)
         except Corrupt:
             return False  # a version that follows it mends it
-        return newest is not None and not self._knows(newest)
+        return newest.number > 0 and not self._knows(newest)
 
     def _wrote(self, asked: int, notice: int) -> None:
         """The next version is in place, which was asked for at that moment."""

@@ -15,15 +15,16 @@ looked at b at the record itself.
 A new owner that dies before its notice leaves the duty to the next, in the record that it wrote. A notice costs the
 process one look at each record of its own, and concerns nobody else; what was proved before it stays proved, so these
 looks may be spread over the time of trust. Notices are versions of one small record, which is never removed: a process
-that found none could not tell that one had come and gone.
+that found none could not tell that one had come and gone. Their numbers alone tell one from another, so a damaged one
+is a notice like any other.
 """
 
 from __future__ import annotations
 
-from sluice.actors.ports import Address, Ports
+from sluice.actors.ports import Address, Meta, Ports, Version
 from sluice.actors.runtime.backoff import Backoff
 from sluice.actors.runtime.signal import Signal
-from sluice.storage.errors import Unavailable
+from sluice.storage.errors import Corrupt, Unavailable
 
 NOTICES = "process/"
 REMEMBERED = 64
@@ -51,7 +52,7 @@ class OwnershipProof:
         self.notice = self.proven = 0
         self._before: dict[int, int] = {}
         """When the last look was asked that found an earlier notice."""
-        self._found: tuple[int, bytes] | None = None
+        self._found: Version | None = None
         self._looking: Signal | None = None
         self._looks = self._expected = 0
 
@@ -87,8 +88,7 @@ class OwnershipProof:
         looking = self._looking = Signal()
         try:
             asked = ports.clock.monotonic()
-            newest = await ports.meta.read(NOTICES + process_of(ports.me))
-            found = (0, b"") if newest is None else (newest.number, newest.value)
+            found = await newest_version(ports.meta, NOTICES + process_of(ports.me))
             if found != self._found:
                 self._found = found
                 self._before[self.notice] = self.proven
@@ -103,6 +103,18 @@ class OwnershipProof:
                 self._looking = None
 
 
+async def newest_version(meta: Meta, key: str) -> Version:
+    """The newest version of a record: number 0 if there is none. One that is damaged has no value, and another can
+    follow it, which mends the record. Raises Unavailable, and Corrupt if not even the number is known.
+    """
+    try:
+        return await meta.read(key) or Version(0, b"")
+    except Corrupt as error:
+        if not error.version:
+            raise
+        return Version(error.version, b"")
+
+
 async def give_notice(ports: Ports, process: str, taken: str) -> None:
     """Tell a process that something was taken from an owner in it. taken: what, and under which epoch, which no
     other notice of this taker says together. Retries while the store is away.
@@ -111,14 +123,13 @@ async def give_notice(ports: Ports, process: str, taken: str) -> None:
     wait = Backoff(ports, RETRY_FIRST, RETRY_MOST)
     while True:
         try:
-            newest = await ports.meta.read(key)
-            number = 0 if newest is None else newest.number
-            if newest is not None and newest.value == notice:
+            newest = await newest_version(ports.meta, key)
+            if newest.value == notice:
                 return  # an earlier try, whose reply was lost
-            if await ports.meta.create(key, number + 1, notice):
+            if await ports.meta.create(key, newest.number + 1, notice):
                 return
-            after = await ports.meta.read(key)
-            if newest is not None and after is not None and after.number > number:
+            after = await newest_version(ports.meta, key)
+            if 0 < newest.number < after.number:
                 return  # somebody gave notice after the record was taken, which says the same
         except Unavailable as error:
             ports.log("notice_waits", process=process, error=str(error))

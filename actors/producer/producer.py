@@ -161,7 +161,7 @@ class PartitionProducer:
             outgoing.done(outgoing.rows, 0, reason)
 
     def divide_by(self, partitions: int) -> None:
-        """What is sent from now on was divided by this number; everything else has its outcome."""
+        """Take batches that were divided by this number of partitions; no earlier one is open any more."""
         self.partitions, self._repartitioned = partitions, None
 
     @property

@@ -17,6 +17,7 @@ from sluice.actors.ports import DiskFailed, DiskFull, Ports
 from sluice.actors.recorder.flight_file import EVERY_MS, HEADER, RecordedCalls, RecordedSubscription, pack
 from sluice.actors.recorder.recorded import RecordedDecisions, Recording, RecordingRoom
 from sluice.actors.runtime.signal import Signal
+from sluice.storage.errors import Unavailable
 
 KEPT_MS = 3_600_000
 PREFIX = "flight-"
@@ -125,7 +126,7 @@ class FlightRecorder:
                     self._room.awake = False
                     return
                 await self._append(ports, await ports.work(partial(_packed, chunks)), now)
-        except (DiskFailed, DiskFull, OSError) as error:
+        except (DiskFailed, DiskFull, Unavailable) as error:
             ports.log("recorder_off", error=str(error))
             self._ports = None  # `awake` stays, so nobody begins again
             for recording in self._recordings.values():

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from sluice.actors.lookup.directory import Directory
-from sluice.actors.messages import DELAY_ID, CancelDelayed, RescheduleDelayed, request_of, shown
+from sluice.actors.messages import CancelDelayed, RescheduleDelayed, request_of, shown
 from sluice.actors.ports.wire import Request
 from sluice.cluster.client.message import MessageId
 from sluice.storage.errors import Invalid, NotFound
@@ -125,16 +125,3 @@ def _list(given: Any) -> list[MessageId | str]:
     if not isinstance(found, list | tuple | set) or not all(isinstance(one, str | MessageId) for one in found):
         raise Invalid("message_id and delay_id are one id or a list of them")
     return list(found)
-
-
-def named(
-    delay_id: str | None,
-    properties: dict[str, str] | None,
-    key: str | bytes | None,
-    ordering_key: str | bytes | None,
-) -> tuple[dict[str, str] | None, str | bytes | None]:
-    """Return properties and ordering key of a message with a name of its sender: without a key it hashes by that."""
-    if delay_id is None:
-        return properties, ordering_key
-    all_properties = {**(properties or {}), DELAY_ID: delay_id}
-    return all_properties, delay_id if key is None and ordering_key is None else ordering_key

@@ -36,10 +36,10 @@ from sluice.actors.runtime.signal import Signal
 from sluice.cluster.base import tracing
 from sluice.cluster.base.loop import Home, call_user
 from sluice.cluster.base.own_process import OfThisProcess
-from sluice.cluster.client.delayed import due_after, named
+from sluice.cluster.client.delayed import due_after
 from sluice.cluster.client.options import ProducerOptions
 from sluice.cluster.client.receipts import GatheredMessages, Pieces, Receipt, SendCallback, SentMessage
-from sluice.cluster.client.settings_input import as_bytes, as_payload, check_callback, check_columns
+from sluice.cluster.client.settings_input import as_bytes, as_payload, check_callback, check_columns, named
 from sluice.cluster.typed.variables import S
 from sluice.storage.errors import Fenced, Invalid, SluiceError, Unavailable
 from sluice.storage.format.batch import MAX_MESSAGE_BYTES, StoredBatch, bytes_of, make_batch

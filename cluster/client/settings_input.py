@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from sluice.actors.controller.catalog import check_dead_letters
-from sluice.actors.messages import SubscriptionSettings
+from sluice.actors.messages import DELAY_ID, SubscriptionSettings
 from sluice.actors.ownership.names import check_name
 from sluice.cluster.client.typed_settings import ConsumerSettings, OwnConsumerSettings
 from sluice.storage.errors import Invalid
@@ -122,3 +122,16 @@ def wanted_subscription(
     if wanted.dead_letter_topic:
         wanted = msgspec.structs.replace(wanted, dead_letter_topic=check_name("topic", wanted.dead_letter_topic))
     return wanted
+
+
+def named(
+    delay_id: str | None,
+    properties: dict[str, str] | None,
+    key: str | bytes | None,
+    ordering_key: str | bytes | None,
+) -> tuple[dict[str, str] | None, str | bytes | None]:
+    """Return properties and ordering key of a message with a name of its sender: without a key it hashes by that."""
+    if delay_id is None:
+        return properties, ordering_key
+    all_properties = {**(properties or {}), DELAY_ID: delay_id}
+    return all_properties, delay_id if key is None and ordering_key is None else ordering_key

@@ -128,9 +128,7 @@ class FileDisk:
 
     async def names(self) -> list[str]:
         """All files, sorted."""
-        self._check()
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._readers, os.listdir, self.folder)
+        found = await self._look(os.listdir, self.folder)
         return sorted(name for name in found if _NAME.fullmatch(name))
 
     async def truncate(self, name: str, size: int) -> None:
@@ -151,8 +149,7 @@ class FileDisk:
 
     async def free(self) -> int:
         """Bytes that an unprivileged writer still gets."""
-        self._check()
-        return (await asyncio.get_running_loop().run_in_executor(self._readers, shutil.disk_usage, self.folder)).free
+        return (await self._look(shutil.disk_usage, self.folder)).free
 
     # -- in the threads --
 
@@ -281,8 +278,12 @@ class FileDisk:
     async def _read(self, work: Callable[..., T], name: str, *args: object) -> T:
         self._check()
         _check_name(name)
+        return await self._look(work, name, *args)
+
+    async def _look(self, work: Callable[..., T], *args: object) -> T:
+        self._check()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._readers, work, name, *args)
+            return await asyncio.get_running_loop().run_in_executor(self._readers, work, *args)
         except OSError as error:
             raise Unavailable(f"the disk did not read: {error}") from error
 

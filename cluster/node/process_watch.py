@@ -20,6 +20,7 @@ from pathlib import Path
 from sluice.cluster.base.forks import forget_in_children
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_LAST_PID = (1 << 31) - 1
 
 
 @cache
@@ -27,8 +28,8 @@ def this_process() -> str:
     """The name of this process for `ProcessWatch`; empty if its end could not be proved. It does not change, and each
     consumer asks for it.
     """
-    machine = _machine()
-    return f"{machine}/{os.getpid()}/{_started(os.getpid())}" if machine else ""
+    machine, started = _machine(), _started(os.getpid())
+    return f"{machine}/{os.getpid()}/{started}" if machine and started else ""
 
 
 class ProcessWatch:
@@ -91,14 +92,18 @@ class _Watched:
 
 
 async def _ended(pid_and_start: str) -> None:
-    """Wait for the process `pid/start time` of this machine."""
+    """Wait for the process `pid/start time` of this machine; for ever if it cannot be known whether it has ended."""
     pid, _, started = pid_and_start.partition("/")
+    if not (pid.isdecimal() and 0 < int(pid) <= _LAST_PID and started):
+        await asyncio.get_running_loop().create_future()
     try:
         handle = os.pidfd_open(int(pid))
     except ProcessLookupError:
         return
+    except OSError:  # no descriptor is left
+        await asyncio.get_running_loop().create_future()
     try:
-        if _started(int(pid)) != started:
+        if (found := _started(int(pid))) and found != started:
             return
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()

@@ -103,6 +103,10 @@ class Bucket:
         known = self.table is not None and segment < len(self.table)
         self._horizon = self.table.bound(segment) if known and self.table is not None else END
 
+    def highest(self) -> int:
+        """The highest position in it: of one that is stored, in its object, which is without what came before that."""
+        return self.end if self.record is None else self.record.end
+
     def is_in(self, state: BucketState) -> bool:
         """Whether it stands in a state now; ask again after every await."""
         return self.state is state

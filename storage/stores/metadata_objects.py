@@ -137,7 +137,7 @@ class ObjectMetadata:
             if value is not None:
                 return Record(numbers[-1], value)
             self.torn += 1
-        raise Corrupt(f"every version of the metadata record {key} is torn: {numbers}")
+        raise Corrupt(f"every version of the metadata record {key} is torn: {numbers}", version=numbers[-1])
 
     def _load(self, key: str, number: int) -> bytes | None:
         """The value of one version; None if its object was cut short."""
@@ -149,7 +149,7 @@ class ObjectMetadata:
             return None
         value = data[_HEAD.size :]
         if magic != MAGIC or stored != number or len(value) != length or google_crc32c.value(value) != crc:
-            raise Corrupt(f"version {number} of the metadata record {key} fails its checksum")
+            raise Corrupt(f"version {number} of the metadata record {key} fails its checksum", version=number)
         return value
 
     def _trim(self, key: str, numbers: list[int]) -> None:

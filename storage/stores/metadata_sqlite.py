@@ -157,7 +157,7 @@ class SqliteMetadata:
             return None
         number, crc, value = row
         if google_crc32c.value(value) != crc:
-            return Corrupt(f"version {number} of {key} in {self._shown} fails its checksum")
+            return Corrupt(f"version {number} of {key} in {self._shown} fails its checksum", version=number)
         return Record(number, value)
 
     def create(self, key: str, number: int, value: bytes) -> bool:

@@ -156,7 +156,7 @@ def test_answers_are_of_all_partitions_of_a_remade_topic(tmp_path: Path, partiti
 
 @pytest.mark.parametrize("partitions", [1, 5])
 def test_dead_letters_go_to_a_dead_letter_topic_made_again(tmp_path: Path, partitions: int) -> None:
-    """Its dispatcher published to the earlier one, which had two."""
+    """The dispatcher published to the earlier topic, which had two partitions."""
     keys = [f"k{number}" for number in range(6)]
     with sluice.connect(embedded=True, data_dir=tmp_path) as client:
         client.create_topic("orders")

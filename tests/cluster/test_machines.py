@@ -155,6 +155,7 @@ def test_an_older_version_is_upgraded_under_load(site: Site, tmp_path: Path) -> 
 
 
 @pytest.mark.release
+@pytest.mark.timeout(1800)
 def test_every_machine_of_an_older_version_is_upgraded(tmp_path: Path) -> None:
     """All three run an older version at first, and get the new one in turn, that of the head included.
 

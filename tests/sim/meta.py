@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 from sluice.actors.ports import Version
-from sluice.storage.errors import SluiceError, Unavailable
+from sluice.storage.errors import Corrupt, SluiceError, Unavailable
 from tests.sim.loop import SimLoop
 
 
@@ -95,6 +95,8 @@ class MetaStore:
         self.records: dict[str, list[bytes]] = {}
         self.history: list[tuple[int, str, str, int]] = []
         """(time, machine, key, number) of each version that was written, for the checks."""
+        self.damaged: dict[str, int] = {}
+        """Records with a version that fails its checksum, and its number."""
 
     def write(self, machine: str, key: str, number: int, value: bytes) -> bool:
         """Put a version if it is absent and follows the newest."""
@@ -120,6 +122,8 @@ class SimMeta:
         await self._trouble.before(self._machine)
         self._trouble.check(f"read {key}")
         versions = self._store.records.get(key)
+        if versions and self._store.damaged.get(key) == len(versions):
+            raise Corrupt(f"version {len(versions)} of {key} fails its checksum", version=len(versions))
         found = Version(len(versions), versions[-1]) if versions else None
         await self._trouble.after(self._machine)
         return found

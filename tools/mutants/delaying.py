@@ -313,4 +313,12 @@ DELAYING: list[Mutant] = [
         world=BROKER,
         test="tests/actors/delayed/test_delivery.py::test_a_manifest_that_its_store_finds_damaged_stops_nothing",
     ),
+    Mutant(
+        name="a bucket outlives its object because its last message came before it was stored",
+        module="sluice.actors.delayed.bucket_set",
+        old="bucket.highest() <= mark_delete",
+        new="bucket.end <= mark_delete",
+        world=BROKER,
+        test=f"{_AWAY}test_a_bucket_whose_last_message_came_first_is_retired_whole",
+    ),
 ]

@@ -128,7 +128,7 @@ LEAVING_BEHIND: list[Mutant] = [
         old="            if self._moved:\n                return\n",
         new="",
         world=BROKER,
-        test=f"{REPARTITIONED}::test_what_a_remade_topic_gives_back_goes_first[5]",
+        test=f"{REPARTITIONED}::test_messages_that_a_remade_topic_gives_back_go_first[5]",
     ),
     Mutant(
         name="past decisions stay until the collector looks",

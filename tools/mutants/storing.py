@@ -426,7 +426,7 @@ STORING: list[Mutant] = [
         old="        except DiskFull as error:\n            self.full(str(error))\n\n    async def _merge",
         new="        except NotFound as error:\n            self.full(str(error))\n\n    async def _merge",
         world=BOOKIE,
-        test="tests/actors/bookie/test_maintenance.py::test_what_has_no_room_keeps_no_garbage_on_a_full_disk",
+        test="tests/actors/bookie/test_maintenance.py::test_work_without_room_keeps_no_garbage_on_a_full_disk",
     ),
     Mutant(
         name="a loss is forgotten where the start that found it was ended",

@@ -108,6 +108,24 @@ async def test_a_bookie_starts_on_a_full_disk_and_is_read(reserve: bool) -> None
     assert [await read(bookie, 1, run) is not None for run in range(8)] == [True] * 7 + [False]
 
 
+@pytest.mark.parametrize("call", ["free", "size", "names"])
+@simulated
+async def test_a_disk_that_does_not_answer_ends_no_bookie(call: str) -> None:
+    world = World()
+    bookie = await world.started()
+    await bookie.handle(add(1, 0))
+
+    async def fails(*_: object) -> None:
+        raise Unavailable("the disk did not read")
+
+    setattr(world.disk, call, fails)
+    await bookie.maintain()
+    delattr(world.disk, call)
+    assert bookie.stopped is None
+    assert await bookie.handle(add(1, 1)) == messages.Done()
+    assert await read(bookie, 1, 1) is not None
+
+
 @simulated
 async def test_a_mark_without_room_holds_up_nothing() -> None:
     world = World()
@@ -152,7 +170,7 @@ async def test_a_rebuilt_index_takes_no_garbage_for_a_loss(gone: tuple[int, ...]
 
 
 @simulated
-async def test_what_has_no_room_keeps_no_garbage_on_a_full_disk() -> None:
+async def test_work_without_room_keeps_no_garbage_on_a_full_disk() -> None:
     world = World()
     bookie = await world.started(replace(SETTINGS, checkpoint_bytes=1))
     await fill(bookie, (1, 2), range(20), tend_every=20)

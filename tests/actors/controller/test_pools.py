@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from sluice.actors.controller.pools import FORGOTTEN_MS, PREFIX, SILENT_MS, WorkerPools
+from sluice.actors.controller import pools
+from sluice.actors.controller.pools import FORGOTTEN_MS, PREFIX, SILENT_MS, TAILS_MS, WorkerPools
 from sluice.actors.messages import ClaimPool, DescribePools, DrainPool, PoolWanted, ReportPool, ScalePool
 from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound
 from tests.sim.world import World
@@ -311,3 +312,39 @@ async def test_a_pool_that_is_claimed_meanwhile_is_not_forgotten(stage: Stage) -
     with pytest.raises(Conflict, match="at this moment"):
         await stage.pools.on_drain_pool(DrainPool(name="billing", forget=True))
     assert len(await stage.rows()) == 1
+
+
+def test_a_full_house_keeps_its_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their keepers claim them again, and repeat a claim whose answer was lost."""
+    monkeypatch.setattr(pools, "MOST_POOLS", 1)
+
+    @played
+    async def scenario(stage: Stage) -> None:
+        first = await stage.claim(keeper="a")
+        assert await stage.claim(stage.others, keeper="a") == first
+        assert (await stage.claim(keeper="b")).epoch == first.epoch + 1
+        with pytest.raises(Invalid, match="1 pools of workers already"):
+            await stage.claim(name="another")
+
+    scenario()
+
+
+@pytest.mark.parametrize("told", [{"status": "{"}, {"status": "[]"}, {"status": '{"failures": [1]}'}, {"tails": "x"}])
+def test_a_report_that_cannot_be_read_is_refused(told: dict[str, Any]) -> None:
+    @played
+    async def scenario(stage: Stage) -> None:
+        epoch = (await stage.claim()).epoch
+        with pytest.raises(Invalid, match="the report of the pool billing"):
+            await stage.report(epoch, **told)
+        assert stage.pools.pools_in_short() == []
+
+    scenario()
+
+
+@played
+async def test_last_lines_of_no_pool_are_asked_of_nobody(stage: Stage) -> None:
+    began = stage.pools.ports.clock.monotonic()
+    with pytest.raises(NotFound):
+        await stage.pools.on_describe_pools(DescribePools(name="billing", tails=True))
+    assert stage.pools.ports.clock.monotonic() - began < TAILS_MS
+    assert not (await stage.claim()).tails

@@ -20,7 +20,7 @@ from sluice.storage.delayed.manifest import Manifest, encode_manifest
 from sluice.storage.errors import Unavailable
 from sluice.storage.format.position import position
 from tests.actors.delayed.broker import KEY, PARTITION, PREFIX, SUBSCRIPTION, TOPIC, Broker
-from tests.actors.delayed.scenario import Scenario, message, numbers
+from tests.actors.delayed.scenario import Scenario, buckets, message, numbers
 from tests.actors.delayed.world import Fault, Life
 from tests.sim.loop import simulated
 
@@ -457,3 +457,25 @@ def test_the_stand_in_of_a_shared_index_is_bounded() -> None:
     places = position(1, 0) + np.arange(10, dtype=np.int64)
     view.add(places, places.astype(np.uint32), places * 0 + 1000, 0)
     assert view.room() == WAITING_MOST - 10
+
+
+@simulated
+async def test_a_bucket_whose_last_message_came_first_is_retired_whole() -> None:
+    scenario, store = Scenario(scale=100_000), Store()
+    broker = await scenario.begin(store)
+    store.refuse("put")
+    await scenario.publish(broker, 1, 4)
+    scenario.log.due[message(5)] = scenario.world.now + 10
+    broker.read()
+    await scenario.publish(broker, 6, 6)
+    await scenario.world.advance(3_000)
+    assert broker.take() == [message(5)]
+    store.refuse()
+    await scenario.world.advance(2 * PARKED_MS)
+    assert [record.end for record in broker.tracker._bucket_set.named.values()] == [message(4)]
+    broker.acknowledge([message(i) for i in range(1, 5)])
+    await broker.run_until(6 * scenario.scale)
+    assert broker.delivered == [message(5), message(6)]
+    assert broker.tracker.stats()["lost_buckets"] == 0
+    assert buckets(broker) == 0
+    await scenario.finish(broker)

@@ -74,3 +74,29 @@ def test_owner_goes_on_after_a_long_rest(versions: int) -> None:
             await record.verify()
 
     World(1).play(run)
+
+
+def test_an_owner_whose_last_version_is_damaged_writes_another() -> None:
+    async def run(world: World) -> None:
+        record = await owned(world.client("owner"), 3)
+        world.meta.damaged[KEY] = 3
+        await world.loop.pause(LOOK_FIRST_MS + 1)
+        await record.verify()
+        await record.save({"at": 3})
+        newest = await world.client("anybody").meta.read(KEY)
+        assert newest is not None
+        assert newest.number == 4
+
+    World(1).play(run)
+
+
+def test_an_owner_is_fenced_by_a_damaged_version_of_another() -> None:
+    async def run(world: World) -> None:
+        record = await owned(world.client("owner"), 3)
+        await owned(world.client("newer"))
+        world.meta.damaged[KEY] = 4
+        await world.loop.pause(LOOK_FIRST_MS + 1)
+        with pytest.raises(Fenced):
+            await record.verify()
+
+    World(1).play(run)

@@ -175,3 +175,28 @@ def test_looker_that_ends_silently_delays_no_other() -> None:
         assert proof.notice == 1
 
     World(1).play(scenario)
+
+
+@pytest.mark.parametrize("given", ["before", "since"])
+def test_a_damaged_notice_holds_up_no_owner(given: str) -> None:
+    """given: whether the damaged notice was known to the process that it was given to."""
+
+    async def scenario(world: World) -> None:
+        ports, other = world.client("process"), world.client("other")
+        records = [await taken(ports, f"r{number}") for number in range(3)]
+        await taken(other, "r0")
+        if given == "before":
+            await records[1].prove()
+        notices = NOTICES + process_of(ports.me)
+        world.meta.damaged[notices] = 1
+        with pytest.raises(Fenced):
+            await records[0].prove()
+        await records[1].prove()
+        await records[2].prove()
+        await taken(other, "r1")
+        assert len(world.meta.records[notices]) == 2
+        with pytest.raises(Fenced):
+            await records[1].prove()
+        await records[2].prove()
+
+    World(1).play(scenario)

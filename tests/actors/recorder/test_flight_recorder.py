@@ -25,6 +25,7 @@ from sluice.actors.recorder.flight_file import (
 from sluice.actors.recorder.flight_recorder import FlightRecorder
 from sluice.actors.recorder.replay import replay
 from sluice.actors.recorder.timeline import explain_at, timeline, waits
+from sluice.storage.errors import Unavailable
 from sluice.storage.format.hashing import masked_hash
 from tests.scenarios.key_shared.broker import Broker, play
 
@@ -185,7 +186,8 @@ def test_many_dispatchers_then_a_new_file_asks_some_in_turn() -> None:
     play(scenario)
 
 
-def test_a_failed_disk_ends_the_recorder_and_no_delivery() -> None:
+@pytest.mark.parametrize(("call", "error"), [("append", DiskFailed), ("names", Unavailable)])
+def test_a_failed_disk_ends_the_recorder_and_no_delivery(call: str, error: type[Exception]) -> None:
     async def scenario(broker: Broker) -> None:
         ports = opened(broker)
         only = await broker.join("only")
@@ -194,9 +196,9 @@ def test_a_failed_disk_ends_the_recorder_and_no_delivery() -> None:
         assert disk is not None
 
         async def fails(*_: object, **__: object) -> int:
-            raise DiskFailed("broken")
+            raise error("broken")
 
-        disk.append = fails  # type: ignore[method-assign]
+        setattr(disk, call, fails)
         await broker.quiet(3 * EVERY_MS)
         await broker.publish("2")
         await broker.until(lambda: len(only.got) == 2)

@@ -16,7 +16,7 @@ import pytest
 
 import sluice
 from sluice.actors.pulsar.codec import chunked
-from sluice.cluster.client import options, producer_core, receiver_queue
+from sluice.cluster.client import options, producer_core, receipts, receiver_queue
 from sluice.cluster.client.chunk_joiner import ChunkJoiner
 from sluice.cluster.client.client import Client
 from sluice.storage.errors import Invalid, SluiceError, Unavailable
@@ -268,7 +268,7 @@ def test_a_seek_into_the_midst_of_chunks_drops_the_rest(client: Client, monkeypa
 def test_chunks_that_are_stored_late_are_not_confirmed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.create_topic("late")
     large, told = os.urandom(LARGE), list[SluiceError | None]()
-    monkeypatch.setattr(producer_core, "CHUNKS_MS", -1)
+    monkeypatch.setattr(receipts, "CHUNKS_MS", -1)
     with client.create_producer("late", chunking_enabled=True) as producer:
         with pytest.raises(Unavailable, match="its outcome is unknown"):
             producer.send(large)

@@ -66,12 +66,18 @@ class Partition:
         self.last_sequence = last_sequence
         self.got: list[Outgoing] = []
         self._confirmed = 0
+        self.closed = self.gives_back = False
 
     def send(self, outgoing: Outgoing) -> None:
-        self.got.append(outgoing)
+        if self.closed:
+            outgoing.done(outgoing.rows, 0, Fenced("closed"))
+        elif self.gives_back:
+            outgoing.done(outgoing.rows, 0, Repartitioned("another number"))
+        else:
+            self.got.append(outgoing)
 
     def close(self) -> None:
-        self.send = lambda outgoing: outgoing.done(outgoing.rows, 0, Fenced("closed"))  # type: ignore[method-assign]
+        self.closed = True
 
     def give_back(self) -> None:
         """As if the topic had been made again with another number of partitions."""
@@ -95,7 +101,7 @@ class Stage:
     def __init__(self, partitions: int = 1, last_sequence: int = -1, **batching: int) -> None:
         self.loop = Loop()
         self.parts = [Partition(last_sequence) for _ in range(partitions)]
-        self.remade = partitions
+        self.remade, self.counted = partitions, 0
         self.missing: SluiceError | None = None
         self.producer = Producer(
             cast(Any, self.loop),
@@ -111,6 +117,7 @@ class Stage:
         self.loop.soon(asyncio.run, work)
 
     async def count_again(self) -> int:
+        self.counted += 1
         if self.missing is not None:
             raise self.missing
         del self.parts[self.remade :]

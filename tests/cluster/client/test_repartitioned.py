@@ -5,7 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from sluice.actors.producer.producer import Repartitioned
 from sluice.storage.errors import Fenced, NotFound
 from sluice.storage.format.hashing import masked_hash
 from tests.cluster.client.test_producer import Stage
@@ -14,7 +13,7 @@ KEYS = [f"k{number}" for number in range(9)]
 
 
 def sent_to(stage: Stage) -> dict[str, list[tuple[int, str]]]:
-    """Of each key the partitions that have its messages, and their payloads, in order."""
+    """Return for each key the partitions that have its messages, with the payloads, in order."""
     found: dict[str, list[tuple[int, str]]] = {key: [] for key in KEYS}
     for number, part in enumerate(stage.parts):
         for one in part.got:
@@ -24,7 +23,7 @@ def sent_to(stage: Stage) -> dict[str, list[tuple[int, str]]]:
 
 
 @pytest.mark.parametrize("remade", [1, 5])
-def test_what_a_remade_topic_gives_back_goes_first(remade: int) -> None:
+def test_messages_that_a_remade_topic_gives_back_go_first(remade: int) -> None:
     """By its new number of partitions, as everything that was sent meanwhile."""
     stage = Stage(partitions=2)
     sent = [stage.producer.send_async("1", partition_key=key) for key in KEYS]
@@ -56,25 +55,21 @@ def test_what_a_remade_topic_gives_back_goes_first(remade: int) -> None:
 def test_partitions_that_refuse_at_once_are_counted_once() -> None:
     """A producer that has its topic to itself may learn of another one before it sends. Others are in flight then."""
     stage = Stage(partitions=2)
-    asked: list[int] = []
-    count_again = stage.producer._count_again
-    stage.producer._count_again = lambda: (asked.append(1), count_again())[1]  # type: ignore[func-returns-value]
-    stage.remade = 5
-    refused = Repartitioned("another number")
-    setattr(stage.parts[0], "send", lambda one: one.done(one.rows, 0, refused))  # noqa: B010
+    stage.remade, refusing = 5, stage.parts[0]
+    refusing.gives_back = True
     sent = [stage.producer.send_async("1", partition_key=key) for key in KEYS]
     stage.loop.turn()
-    assert asked == [], "what is in flight ends first"
-    del stage.parts[0].send
+    assert stage.counted == 0, "what is in flight ends first"
+    refusing.gives_back = False
     stage.give_back(5)
     stage.confirm()
     stage.confirm()
-    assert (len(asked), stage.producer.partitions) == (1, 5)
+    assert (stage.counted, stage.producer.partitions) == (1, 5)
     assert [one.result().message_id().partition_index for one in sent] == [masked_hash(k.encode()) % 5 for k in KEYS]
 
 
 def test_a_topic_that_is_not_made_again_refuses_what_came_back() -> None:
-    """What is sent later asks once more."""
+    """A message that is sent later asks once more."""
     stage = Stage(partitions=2)
     sent = stage.producer.send_async("a", partition_key="k0")
     stage.loop.turn()

@@ -32,7 +32,7 @@ class Controller:
         self._errors = [error]
 
     async def ask_controller(self, _: Any) -> SchemaRead:
-        """Answer a client."""
+        """Answer a client in place of the controller."""
         if self._errors:
             raise self._errors.pop()
         return SchemaRead(kind=4, definition=codec_of(Order, "avro").definition)

@@ -99,6 +99,23 @@ async def test_a_name_outside_the_rules_is_refused(tmp_path: Path, name: str) ->
     disk.close()
 
 
+async def test_a_folder_that_is_not_read_is_no_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FileDisk(tmp_path)
+    await disk.append("log", [b"x"], sync=True)
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    with monkeypatch.context() as patched:
+        for name in ("listdir", "stat", "statvfs", "open"):
+            patched.setattr(os, name, broken)
+        for call in (disk.names(), disk.free(), disk.size("log"), disk.read("log", 0, 1)):
+            with pytest.raises(Unavailable, match="broken"):
+                await call
+    assert await disk.names() == ["log"]
+    disk.close()
+
+
 async def test_a_folder_is_open_once(tmp_path: Path) -> None:
     disk = FileDisk(tmp_path)
     await disk.append("log", [b"x"], sync=True)

@@ -96,7 +96,8 @@ def test_a_client_goes_on_with_one_that_was_started_again(folder: Path, monkeypa
     monkeypatch.chdir(folder.parent)
     with sluice.connect(data_dir=Path(folder.name)) as client:
         client.create_topic("orders")
-        consumer = client.subscribe("orders", "s", initial_position="earliest")
+        long = 600_000  # on a busy machine a start takes longer than a lease, and then `before` comes again
+        consumer = client.subscribe("orders", "s", initial_position="earliest", lease_ms=long)
         producer = client.create_producer("orders")
         producer.send(b"before", partition_key="k")
         before = consumer.receive(60_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from sluice.cluster.node import process_watch
 from sluice.cluster.node.process_watch import ProcessWatch, this_process
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system has no handles of processes")
@@ -71,6 +73,50 @@ async def test_process_of_another_machine_is_never_said_to_have_ended(name: str)
     assert not done
     for task in left:
         task.cancel()
+
+
+async def unfinished(*names: str) -> bool:
+    """Whether none of these is said to have ended in a while."""
+    waiting = [asyncio.ensure_future(ProcessWatch().ended(name)) for name in names]
+    done, left = await asyncio.wait(waiting, timeout=0.2)
+    for task in left:
+        task.cancel()
+    return not done
+
+
+async def test_a_process_whose_start_cannot_be_read_has_not_ended(
+    child: tuple[subprocess.Popen[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No descriptor is left to read it with, or it belongs to a user whose processes are hidden."""
+    process, name = child
+    monkeypatch.setattr(process_watch, "_started", lambda _: "")
+    assert await unfinished(name)
+    waiting = asyncio.ensure_future(ProcessWatch().ended(name))
+    process.kill()
+    await asyncio.wait_for(waiting, 30)
+
+
+async def test_a_process_that_does_not_know_its_start_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, pid, _ = this_process().split("/")
+    assert await unfinished(f"{machine}/{pid}/")
+    monkeypatch.setattr(process_watch, "_started", lambda _: "")
+    process_watch._forget()
+    assert this_process() == ""
+    process_watch._forget()
+
+
+async def test_a_name_that_means_no_process_is_waited_for() -> None:
+    machine = this_process().partition("/")[0]
+    wrong = ["", "/", "x/1", "-1/1", "0/1", f"{1 << 40}/1", f"{1 << 70}/1"]
+    assert await unfinished(*(f"{machine}/{pid}" for pid in wrong))
+
+
+async def test_a_process_without_a_handle_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(_: int) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", short)
+    assert await unfinished(this_process())
 
 
 async def test_a_cancelled_wait_leaves_nothing_open() -> None:

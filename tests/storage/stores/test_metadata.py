@@ -140,8 +140,9 @@ def test_a_record_of_torn_versions_alone_is_corrupt(tmp_path: Path) -> None:
     objects = LocalObjects(tmp_path)
     ObjectMetadata(objects).create("a", 1, b"one")
     _tear(objects, 1, 5)
-    with pytest.raises(Corrupt, match="a is torn"):
+    with pytest.raises(Corrupt, match="a is torn") as refused:
         ObjectMetadata(objects).read("a")
+    assert refused.value.version == 1
 
 
 def test_every_flipped_bit_of_a_version_is_corrupt(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_every_flipped_bit_of_a_version_is_corrupt(tmp_path: Path) -> None:
     store.create("a", 1, b"one")
     store.create("a", 2, b"two")
     path = tmp_path / "metadata+" / "a+" / "v000000000002"
-    whole = path.read_bytes()
+    whole, damaged_versions = path.read_bytes(), set[int]()
     for bit in range(len(whole) * 8):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -158,10 +159,14 @@ def test_every_flipped_bit_of_a_version_is_corrupt(tmp_path: Path) -> None:
         try:
             # A flipped bit in the length makes the object look cut short; then the version before may answer.
             assert store.read("a") == Record(2, b"one")
-        except Corrupt:
-            continue
+        except Corrupt as error:
+            damaged_versions.add(error.version)
+    assert damaged_versions == {2}
     path.write_bytes(whole)
     assert store.read("a") == Record(2, b"two")
+    path.write_bytes(damaged)
+    assert store.create("a", 3, b"three"), "a version that follows mends it"
+    assert store.read("a") == Record(3, b"three")
 
 
 def test_a_damaged_value_in_sqlite_is_corrupt(tmp_path: Path) -> None:
@@ -169,8 +174,11 @@ def test_a_damaged_value_in_sqlite_is_corrupt(tmp_path: Path) -> None:
     store.create("a", 1, b"one")
     with contextlib.closing(sqlite3.connect(store.path)) as connection, connection:
         connection.execute("UPDATE versions SET value = ?", (b"0ne",))
-    with pytest.raises(Corrupt, match="version 1 of a"):
+    with pytest.raises(Corrupt, match="version 1 of a") as refused:
         store.read("a")
+    assert refused.value.version == 1
+    assert store.create("a", 2, b"two"), "a version that follows mends it"
+    assert store.read("a") == Record(2, b"two")
 
 
 def test_a_file_that_is_no_metadata_file_is_refused(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_unsent_messages_are_redelivered_once() -> None:
     with_gateways(scenario, topic={"roll_entries": EACH})
 
 
-def test_messages_that_come_again_take_room() -> None:
+def test_messages_that_come_again_take_room_as_well() -> None:
     async def scenario(clients: Clients) -> None:
         wire = await clients.join("c0", GATEWAYS[0])
         await clients.producer(wire, "till", SHARED)
