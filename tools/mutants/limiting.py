@@ -6,6 +6,7 @@ from tools.mutants import Mutant
 
 GATEWAY, OWNERS = "gateway", "owners"
 LIMITS, RESPONSES = "tests/actors/pulsar/test_limits.py", "tests/cluster/http/test_responses.py"
+CONSUMING = "tests/actors/pulsar/conversation/consuming"
 
 LIMITING: list[Mutant] = [
     Mutant(
@@ -63,5 +64,29 @@ LIMITING: list[Mutant] = [
         new="asyncio.Semaphore(10 * ASKED)",
         world=GATEWAY,
         test="tests/cluster/admin/test_broker.py::test_an_answer_of_all_owners_asks_few_at_once",
+    ),
+    Mutant(
+        name="a change by HTTP counts until its client leaves",
+        module="sluice.cluster.http.server",
+        old="            if who is not None and not work.done():",
+        new="            if False:",
+        world=GATEWAY,
+        test="tests/cluster/http/test_connections.py::test_a_change_counts_to_its_end_though_its_client_left",
+    ),
+    Mutant(
+        name="what a reader gets again takes no room",
+        module="sluice.actors.pulsar.conversation.consuming.wire_reader",
+        old="        self._permits -= len(part)\n        self._callbacks.on_received(part)",
+        new="        self._callbacks.on_received(part)",
+        world=GATEWAY,
+        test=f"{CONSUMING}/test_readers.py::test_messages_that_come_again_take_room_as_well",
+    ),
+    Mutant(
+        name="what is left of a batch waits for an answer under every type",
+        module="sluice.actors.pulsar.conversation.consuming.wire_consumer",
+        old="        by_index = self._part.by_index and self.asked.settings.type in ONE_HAS_ALL\n",
+        new="        by_index = self._part.by_index\n",
+        world=GATEWAY,
+        test=f"{CONSUMING}/test_subscription_types.py::test_the_rest_of_a_batch_comes_under_another_type",
     ),
 ]
