@@ -440,7 +440,7 @@ async def test_who_asks_on_a_connection_that_has_ended_is_told_at_once(machine: 
     assert isinstance(await asyncio.wait_for(answer, 5), Unknown)
 
 
-async def test_callers_are_told_although_nobody_can_be_asked_where_it_is(
+async def test_callers_are_told_although_nobody_knows_where_it_is(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.listen("a")
