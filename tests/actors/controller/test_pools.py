@@ -330,7 +330,7 @@ def test_a_full_house_keeps_its_pools(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("told", [{"status": "{"}, {"status": "[]"}, {"status": '{"failures": [1]}'}, {"tails": "x"}])
-def test_a_report_that_cannot_be_read_is_refused(told: dict[str, str]) -> None:
+def test_a_report_that_cannot_be_read_is_refused(told: dict[str, Any]) -> None:
     @played
     async def scenario(stage: Stage) -> None:
         epoch = (await stage.claim()).epoch
