@@ -134,7 +134,8 @@ class NodeDrainer:
             await self._wake.wait(self._ports, LOOK_MS)
             try:
                 if not self._known:
-                    await self._load()
+                    async with self._asking:  # else a record that is withdrawn meanwhile would count again
+                        await self._load()
                 await self._turn()
                 self._problem = ""
             except SluiceError as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
+from sluice.actors.ownership.ownership_proof import newest_version
 from sluice.actors.policies.authorization import Authorization, KnownRights, Wish, refusal
 from sluice.actors.policies.namespaces import tenant_in
 from sluice.actors.policies.permissions import grants_in
@@ -98,8 +99,8 @@ class PermissionCache:
     async def refresh(self) -> None:
         """Forget what has changed; everything where the record does not say what. Raises Unavailable, Corrupt."""
         begun = self._ports.clock.monotonic()
-        found = await self._ports.meta.read(CHANGES)
-        number, names = (0, []) if found is None else (found.number, changes_in(found.value))
+        found = await newest_version(self._ports.meta, CHANGES)
+        number, names = found.number, changes_in(found.value)
         missed = number - self._number
         if missed and self._number >= 0:
             named = 0 < missed <= len(names)

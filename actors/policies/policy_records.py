@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from sluice.actors.ownership.names import namespace_of
+from sluice.actors.ownership.ownership_proof import newest_version
 from sluice.actors.ports import Clock, Meta, Records
 from sluice.storage.errors import Corrupt, Unavailable
 
@@ -109,9 +110,9 @@ async def forget_rights(meta: Meta, key: str) -> None:
 async def tell_changed(meta: Meta, key: str) -> None:
     """Tell the caches of permissions that a record has changed; write that record first. Raises Unavailable."""
     for _ in range(_TRIES):
-        found = await meta.read(CHANGES)
-        number, names = (0, []) if found is None else (found.number, changes_in(found.value))
-        if await meta.create(CHANGES, number + 1, msgspec.json.encode([key, *names][:MOST_CHANGES])):
+        found = await newest_version(meta, CHANGES)
+        names = changes_in(found.value)
+        if await meta.create(CHANGES, found.number + 1, msgspec.json.encode([key, *names][:MOST_CHANGES])):
             return
     raise Unavailable("permissions are being changed by many; try again")
 

@@ -114,7 +114,7 @@ def _lines(folder: Path, name: str) -> Iterator[dict[str, Any]]:
     """The lines of a file and of the files that it was renamed to before, the oldest first."""
     for path in [*(folder / f"{name}.jsonl.{number}" for number in range(KEPT, 0, -1)), folder / f"{name}.jsonl"]:
         try:
-            with path.open(encoding="utf-8") as file:
+            with path.open(encoding="utf-8", errors="replace") as file:
                 for text in file:
                     if (line := _line(text)) is not None:
                         yield line

@@ -96,9 +96,13 @@ class ProcessActors:
         """End an actor, and wait until its disk is free; fine if it is not here."""
         running = self._actors.pop(actor, None)
         if running is not None:
-            with contextlib.suppress(SluiceError):
-                await running.hosted.actor.stop(reason)
-            self._end(running, reason)
+            try:
+                with contextlib.suppress(SluiceError):
+                    await running.hosted.actor.stop(reason)
+            except Exception:
+                logger.exception("%s/%s did not stop well", self.name, actor)
+            finally:
+                self._end(running, reason)
         await self.released()
 
     def drop(self, actor: str, reason: str) -> None:

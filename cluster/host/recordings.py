@@ -5,6 +5,7 @@ Reading needs no cluster: the files say what came into the decisions, also of pr
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import time
@@ -44,11 +45,13 @@ def open_recorder(ports: Ports, settings: Mapping[str, Any]) -> None:
 
 
 def remove_stale(root: Path) -> None:
-    """Remove what processes left that have written nothing for as long as recordings are kept."""
+    """Remove what processes left that have ended, and had written nothing for as long as recordings are kept."""
     oldest = time.time() - KEPT_MS / 1000
     for folder in root.glob("*"):
-        if max((file.stat().st_mtime for file in folder.glob(f"{PREFIX}*")), default=oldest) < oldest:
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(Unavailable, OSError):  # it lives, or its files go just now
+            if max((file.stat().st_mtime for file in folder.glob(f"{PREFIX}*")), default=oldest) < oldest:
+                with contextlib.closing(FileDisk(folder, readers=1)):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def recording_part(data_dir: Path, file: str, offset: int) -> tuple[str, list[str], bytes]:

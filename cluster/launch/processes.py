@@ -203,7 +203,7 @@ class RayProcesses:
             await asyncio.wait_for(self._unless_lost(ready, node), timeout / 1000)
             where = self._nodes[name] = str(await asyncio.wait_for(handle.node.remote(), timeout / 1000))
             return where
-        except (RayError, ValueError, TimeoutError, Unavailable) as error:
+        except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError, Unavailable) as error:
             self.kill(name)
             raise Unavailable((str(error).strip() or type(error).__name__).splitlines()[-1]) from error
 

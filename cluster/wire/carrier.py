@@ -132,7 +132,11 @@ class FramedSocket:
             if not views:
                 return
             views[0] = views[0][sent:]
-        kept = [os.dup(descriptor) for descriptor in descriptors]
+        try:
+            kept = _duplicated(descriptors)
+        except OSError as error:
+            self._fail(error)
+            return
         for view in views:
             self._wait_to_write(view if view.readonly else memoryview(bytes(view)), kept)
             kept = []
@@ -330,6 +334,18 @@ class FramedSocket:
                 self._line.appendleft((view[sent:], ()))
                 return
             sent -= len(view)
+
+
+def _duplicated(descriptors: Sequence[int]) -> list[int]:
+    """Raises OSError if there are not so many to spare."""
+    made: list[int] = []
+    try:
+        for descriptor in descriptors:
+            made.append(os.dup(descriptor))
+    except OSError:
+        _close_all(made)
+        raise
+    return made
 
 
 def _close_all(descriptors: Sequence[int]) -> None:

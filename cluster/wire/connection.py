@@ -72,7 +72,8 @@ class Connection:
         await self._carrier.room()
 
     def ask(self, route: bytes, packed: Packed) -> tuple[int, asyncio.Future[Answer]]:
-        """Send a request. The future gets its answer; if the connection ends first, see `orphans`.
+        """Send a request. The future gets its answer; if the connection ends first, see `orphans`. One that has ended
+        has been waited for: then the answer is Unknown.
 
         Raises Invalid if the request does not fit a frame, Unavailable if one of its payloads cannot be read. Nothing
         was sent then.
@@ -80,6 +81,9 @@ class Connection:
         number = next(self._ids)
         pieces, descriptors = written(REQUEST, number, route, packed, self._carrier.passes)
         future: asyncio.Future[Answer] = self._loop.create_future()
+        if not self.is_open:
+            future.set_result(Unknown("the connection was lost before it was asked"))
+            return number, future
         self._asked[number] = future
         self._carrier.send(pieces, descriptors)
         return number, future

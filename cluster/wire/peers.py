@@ -21,7 +21,7 @@ from sluice.cluster.wire.connection import Connection
 from sluice.cluster.wire.endpoint import Endpoint, this_network
 from sluice.cluster.wire.handshake import Caller, HandshakeRefused
 from sluice.cluster.wire.tls import Secured, TlsFiles, Trust, trust_in
-from sluice.storage.errors import Invalid
+from sluice.storage.errors import Invalid, SluiceError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_SILENT_PAUSE_S = 0.02, 1.0, 0.1
 """Between attempts to reach a process that could not be reached: doubled each time. Where nobody refused, the attempt
@@ -152,6 +152,8 @@ class Peers:
             return Unknown(f"{peer.host} has ended: {error}", gone=True)
         except Invalid as error:
             return Invalid(f"{peer.host}: {error}")
+        except SluiceError as error:  # of who was asked where it is
+            return Unknown(f"{peer.host} is not found: {error}")
         except (OSError, TimeoutError) as error:
             return Unknown(f"{peer.host} does not answer: {error or type(error).__name__}")
 

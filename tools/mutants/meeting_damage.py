@@ -16,6 +16,22 @@ ANY = f"{DECODERS}::test_any_bytes_are_read_or_refused"
 
 MEETING_DAMAGE: list[Mutant] = [
     Mutant(
+        name="a damaged notice holds up every takeover",
+        module="sluice.actors.ownership.ownership_proof",
+        old="        if not error.version:\n            raise\n",
+        new="        if error:\n            raise\n",
+        world=BROKER,
+        test="tests/actors/ownership/test_ownership_proof.py::test_a_damaged_notice_holds_up_no_owner",
+    ),
+    Mutant(
+        name="a process whose start cannot be read has ended",
+        module="sluice.cluster.node.process_watch",
+        old="        if (found := _started(int(pid))) and found != started:\n",
+        new="        if _started(int(pid)) != started:\n",
+        world=BROKER,
+        test="tests/cluster/node/test_process_watch.py::test_a_process_whose_start_cannot_be_read_has_not_ended",
+    ),
+    Mutant(
         name="settings that are no text end who looks at them",
         module="sluice.actors.dispatcher.delivery.subscription",
         old="    if not isinstance(stored, bytes):\n",

@@ -27,7 +27,7 @@ import msgspec
 from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription
 from sluice.actors.key_shared import KEPT, Change, History
 from sluice.actors.ports import Ports
-from sluice.storage.errors import NotFound, Overloaded, Unavailable
+from sluice.storage.errors import Corrupt, NotFound, Overloaded, Unavailable
 from sluice.storage.format.frame import payload_crc
 
 CHANGES_AN_EPOCH = 1_000_000
@@ -121,7 +121,10 @@ class AssignmentHistory:
             names = await self._ports.objects.names(self._prefix)
             earlier: list[Change] = []
             for name in reversed(names):
-                earlier += self._checked(name, await self._ports.objects.get(name))
+                try:
+                    earlier += self._checked(name, await self._ports.objects.get(name))
+                except Corrupt as error:
+                    self._damaged(name, str(error))
                 if len(earlier) >= KEPT:
                     break
         except (Unavailable, Overloaded, NotFound) as error:

@@ -11,9 +11,11 @@ A table is not changed when the cursor moves back either: the record says from w
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription
+from sluice.actors.ownership.ownership_proof import newest_version
 from sluice.actors.ports import Ports
 from sluice.actors.runtime.store_attempts import REFUSALS, attempt
 from sluice.storage.delayed.changes import DelayChanges
@@ -126,8 +128,8 @@ class ChangedDelays:
             key = f"{self._prefix}{self._epoch:012d}-{self._number:06d}"
             if await attempt(self._ports, lambda key=key: self._ports.meta.create(key, 1, value)):  # type: ignore[misc]
                 return key
-            found = await attempt(self._ports, lambda key=key: self._ports.meta.read(key))  # type: ignore[misc]
-            if found is not None and found.value == value:
+            read = partial(newest_version, self._ports.meta, key)
+            if (await attempt(self._ports, read)).value == value:
                 return key  # an earlier attempt, whose answer was lost
 
     def take_stale(self) -> list[str]:

@@ -21,6 +21,8 @@ CALM = 32
 """The graces with a place, or away, after which the earlier losses of a name are forgotten."""
 REMEMBERED = 1_000
 """The number of names that are remembered; the one that lost its place longest ago is forgotten first."""
+MOST_GIVEN = 10_000
+"""The number of names whose last place is remembered: those that leave for good do not say so."""
 
 
 @dataclass(slots=True)
@@ -48,7 +50,10 @@ class Damping:
 
     def given(self, name: str, now: int) -> None:
         """Note that a name has a place from now on."""
+        self._given.pop(name, None)
         self._given[name] = now
+        if len(self._given) > MOST_GIVEN:
+            del self._given[next(iter(self._given))]
 
     def given_up(self, name: str, now: int) -> None:
         """Count the loss of a name's place."""

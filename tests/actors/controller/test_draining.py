@@ -11,7 +11,7 @@ from sluice.actors.controller.auditor import ReplicationAuditor
 from sluice.actors.controller.draining import DRAINED, NodeDrainer
 from sluice.actors.controller.supervisor import Supervisor
 from sluice.actors.messages import DrainNode, Ping, Replicate, Replicated
-from sluice.actors.ports import Address
+from sluice.actors.ports import Address, Version
 from sluice.storage.errors import Invalid, NotFound, Unavailable
 from tests.actors.placement.site import BOOKIE, OTHER, TOPIC, Site, play
 from tests.sim.worlds.placement import PingNet
@@ -272,5 +272,35 @@ def test_a_drain_goes_on_although_its_answer_is_lost() -> None:
         assert parts.drainer.nodes() == []
         assert (await parts.drainer.ask(DrainNode(node=node, keep_ledgers=True))).node == node
         assert parts.drainer.nodes() == [node]
+
+    play(scenario, "one", "two")
+
+
+def test_a_record_that_is_read_late_undoes_no_withdrawal() -> None:
+    """A new controller could not read the records at first. It reads them again when an operator withdraws one."""
+
+    async def scenario(site: Site) -> None:
+        parts = Parts(site)
+        refused = site.world.meta.trouble.refused
+        refused[f"keys {DRAINED}"] = Unavailable
+        await parts.start()
+        node = node_of(site, "broker-0")
+        assert await parts.ports.meta.create(DRAINED + node, 1, b'{"address": "one"}')
+        read, waits = parts.ports.meta.read, [True]
+
+        async def slowly(key: str) -> Version | None:
+            found = await read(key)
+            if key == DRAINED + node and waits:
+                waits.clear()
+                await site.world.loop.pause(1_000)
+            return found
+
+        parts.ports.meta.read = slowly  # type: ignore[method-assign]
+        refused.clear()
+        while waits:
+            await site.world.loop.pause(10)
+        assert not (await parts.drainer.ask(DrainNode(node=node, withdrawn=True))).drained
+        await site.world.loop.pause(LONG_MS)
+        assert parts.drainer.nodes() == []
 
     play(scenario, "one", "two")

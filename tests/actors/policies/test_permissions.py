@@ -268,7 +268,8 @@ def test_cache_of_rights_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     World(1).play(scenario)
 
 
-def test_a_damaged_record_of_changes_keeps_nobody_out() -> None:
+@pytest.mark.parametrize("damage", ["another form", "a flipped byte"])
+def test_a_damaged_record_of_changes_keeps_nobody_out(damage: str) -> None:
     """Any record may have changed then; and the next change mends it."""
 
     async def scenario(world: World) -> None:
@@ -279,6 +280,8 @@ def test_a_damaged_record_of_changes_keeps_nobody_out() -> None:
         await cache.check(("till",), WISH)
         await revise(meta, PERMISSIONS + SPACE, lambda _: msgspec.json.encode(Grants({"shop": ["produce"]})), "it is")
         await revise(meta, CHANGES, lambda _: b"?", "they are")
+        if damage == "a flipped byte":
+            world.meta.damaged[CHANGES] = len(world.meta.records[CHANGES])
         await cache.refresh()
         await cache.check(("shop",), WISH)
         assert not await cache.still(("till",), WISH)

@@ -96,6 +96,16 @@ def test_a_line_that_is_none_is_left_out(tmp_path: Path) -> None:
     log.close()
 
 
+def test_a_damaged_line_hides_no_other(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path, "gateway")
+    for number in range(3):
+        log(entry(number))
+    [file] = files(tmp_path)
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(lines[0] + b"\xff" + lines[1] + lines[2])
+    assert [line["what"] for line in audited_lines(tmp_path)] == ["seek 0", "seek 2"]
+
+
 def test_a_full_disk_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / audit.FOLDER).write_text("a file in the way")
     AuditLog(tmp_path, "gateway")(entry(1))

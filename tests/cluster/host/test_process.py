@@ -108,3 +108,29 @@ async def test_two_that_wait_for_a_disk_make_one_actor() -> None:
 
 async def _until(event: asyncio.Event) -> None:
     await event.wait()
+
+
+class Stubborn(Worker):
+    """Has a defect in its stop."""
+
+    async def stop(self, reason: str) -> None:
+        """See Actor."""
+        raise KeyError(reason)
+
+
+async def test_an_actor_that_does_not_stop_well_has_ended() -> None:
+    """Its tasks and its disk are given back, as if it had."""
+    made: list[Worker] = []
+
+    def make(_kind: str, address: Address, tasks: Tasks, _settings: dict[str, Any]) -> Actor:
+        made.append(Stubborn(dataclasses.replace(admin_ports(me=address), spawn=tasks)))
+        return made[-1]
+
+    actors = ProcessActors("host", make, lambda actor, why: None)
+    await actors.start("worker", "one", {})
+    await actors.start("worker", "other", {})
+    await actors.close()
+    await asyncio.sleep(0)
+    assert actors.inventory() == []
+    assert [one.ended_because for one in made] == ["the process ends"] * 2
+    assert "work" not in [task.get_name() for task in asyncio.all_tasks()]

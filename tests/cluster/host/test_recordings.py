@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from sluice.actors.recorder.replay import replay
-from sluice.cluster.host.recordings import export_incident, recorded_chunks
+from sluice.cluster.host.disk import FileDisk
+from sluice.cluster.host.recordings import export_incident, recorded_chunks, remove_stale
 from tests.test_readme import ROOT, environment
 
 LOST_MS = 1_000
@@ -91,3 +93,18 @@ def test_a_crash_stands_in_the_recording_with_its_cause(tmp_path: Path) -> None:
     found = replay(recorded_chunks(tmp_path / "data", "orders", "billing"), through=True)
     remarks = [text for each in found.values() for _, text in each.remarks]
     assert any(text.startswith("the owner ended: InvariantViolation") for text in remarks), remarks
+
+
+def test_what_a_living_process_recorded_long_ago_stays(tmp_path: Path) -> None:
+    """It has had no work for so long, and goes on in its folder."""
+    for name in ("alive", "ended"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "flight-1").write_bytes(b"")
+        os.utime(folder / "flight-1", (0, 0))
+    living = FileDisk(tmp_path / "alive")
+    remove_stale(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["alive"]
+    living.close()
+    remove_stale(tmp_path)
+    assert not list(tmp_path.iterdir())

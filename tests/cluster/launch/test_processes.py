@@ -270,6 +270,17 @@ async def test_a_process_that_does_not_come_up_is_ended(ended: Handles) -> None:
         assert await until_ended(ended) is handle
 
 
+@pytest.mark.parametrize("error", [ConnectionError, RuntimeError, RayActorError])
+async def test_a_process_that_ray_does_not_make_is_none(error: type[Exception], ended: Handles) -> None:
+    """Its head ended between two questions."""
+
+    def make(*given: object, **more: object) -> Handle:
+        raise error("the head has gone")
+
+    with pytest.raises(Unavailable):
+        await processes(None, make).make("broker-0-a", None, 20)
+
+
 async def test_no_process_comes_up_on_a_node_that_ends(monkeypatch: pytest.MonkeyPatch, ended: Handles) -> None:
     """Ray says so a minute or two later, and until then the wait for the process would go on."""
     monkeypatch.setattr(module, "LOOK_S", 0.01)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 
@@ -106,3 +107,29 @@ async def test_frames_that_the_peer_does_not_take_wait_in_order() -> None:
     assert came + b"".join(written(peer)) == b"".join(sent)
     carrier.close()
     peer.close()
+
+
+async def test_a_connection_without_a_descriptor_to_spare_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame whose payloads cannot wait was not sent: nobody may go on as if it were."""
+    mine, other = socket.socketpair(socket.AF_UNIX)
+    lost: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+    carrier = FramedSocket(mine, lambda frame: None, lost.set_result, MAX_FRAME)
+    reading, writing = os.pipe()
+    while carrier.waiting < 1 << 24:  # the kernel does not take so much
+        carrier.send([bytes(1 << 20)])
+    duplicate, made = os.dup, list[int]()
+
+    def short(descriptor: int) -> int:
+        if made:
+            raise OSError(errno.EMFILE, "too many open files")
+        made.append(duplicate(descriptor))
+        return made[-1]
+
+    monkeypatch.setattr(os, "dup", short)
+    carrier.send([frame(1)], [writing, writing])
+    assert isinstance(await lost, OSError)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(made[0])
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+    other.close()

@@ -24,7 +24,7 @@ from sluice.cluster.wire.frames import HEADER, MAGIC, REQUEST, VERSION
 from sluice.cluster.wire.listener import Listener
 from sluice.cluster.wire.payloads import SharedPayload
 from sluice.cluster.wire.peers import Peers
-from sluice.storage.errors import Invalid
+from sluice.storage.errors import Invalid, Unavailable
 from tests.kit.asking import answer_in_task
 
 KEY = b"a token of the cluster"
@@ -427,3 +427,36 @@ async def test_an_answer_that_fails_gives_its_bytes_back(machine: Machine, monke
         assert isinstance(await machine.ask(packed=Packed(b"x", [bytes(1 << 19)], [])), Unknown)
     machine.echo.says = None
     assert isinstance(await machine.ask(), Packed)
+
+
+async def test_who_asks_on_a_connection_that_has_ended_is_told_at_once(machine: Machine) -> None:
+    machine.listen("a")
+    await machine.ask()
+    opened = machine.peers.open_to("a")
+    assert opened is not None
+    opened.close()
+    await asyncio.sleep(0.01)  # who waited for an answer on it has been told
+    _, answer = opened.ask(b"actor Ping", ASK)
+    assert isinstance(await asyncio.wait_for(answer, 5), Unknown)
+
+
+async def test_callers_are_told_although_nobody_knows_where_it_is(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.listen("a")
+    machine.echo.go.clear()
+    asked = asyncio.ensure_future(machine.ask(timeout_s=60))
+    await until(lambda: machine.echo.asked)
+
+    async def refuse(host: str) -> Endpoint | Unknown:
+        raise Unavailable(f"who knows where {host} is does not start")
+
+    monkeypatch.setattr(machine.peers, "_find", refuse)
+    machine.peers._peers["a"].endpoint = None
+    machine.listeners["a"].close()
+    lost = await asyncio.wait_for(asked, 10)
+    assert isinstance(lost, Unknown)
+    assert not lost.gone
+    again = await machine.ask()
+    assert isinstance(again, Unknown)
+    assert "does not start" in again.reason

@@ -7,6 +7,7 @@ from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription
 from sluice.actors.key_shared import KeySharedDispatcher
 from sluice.actors.key_shared.state.history import KEPT
 from sluice.actors.messages import SubscriptionSettings
+from sluice.storage.errors import Corrupt
 from tests.sim.meta import StoreFaults
 from tests.sim.world import World
 
@@ -134,6 +135,25 @@ def test_a_damaged_object_is_a_gap() -> None:
         assert second.causes() == ["c joined"]
 
     World(5).play(play)
+
+
+def test_an_object_that_the_store_finds_damaged_is_a_gap() -> None:
+    async def play(world: World) -> None:
+        first = Owner(world, 1).begin()
+        for number in range(5):
+            first.join(f"c{number}")
+            await world.loop.pause(1_000)
+        names = [name for name in world.objects.objects if name.startswith(PREFIX)]
+        world.objects.trouble.refused[f"get {names[0]}"] = Corrupt
+        second = (await Owner(world, 2).took_over(first)).begin()
+        await world.loop.pause(5_000)
+        second.join("last")
+        await world.loop.pause(5_000)
+        assert len(names) > 1
+        assert second.causes()[-1] == "last joined"
+        assert 1 < len(second.causes()) < 6
+
+    World(1).play(play)
 
 
 def test_a_consumer_or_two_need_no_object() -> None:

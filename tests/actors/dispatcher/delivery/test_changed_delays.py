@@ -201,3 +201,21 @@ def test_a_table_that_is_gone_is_told() -> None:
             await one.load({"table": "delayed-changes/x", "recent": b""})
 
     play(scenario)
+
+
+def test_a_table_that_is_written_and_damaged_is_written_again() -> None:
+    """The answer to the first write was lost, and what it wrote cannot be read."""
+
+    async def scenario(world: World) -> None:
+        one = owner(world, 1)
+        one.cancel(np.arange(2 * FOLD_AT))
+        key = f"delayed-changes/orders/0/billing/{1:012d}-{1:06d}"
+        world.meta.write("owner-1", key, 1, b"?")
+        world.meta.damaged[key] = 1
+        await one.fold(0)
+        assert cancelled(await successor(world, 2, one)) == list(range(2 * FOLD_AT))
+        one.cancel(np.arange(50, 50 + FOLD_AT))
+        await one.fold(0)
+        assert len(one.take_stale()) == 1, "the next ones move as well"
+
+    play(scenario)
