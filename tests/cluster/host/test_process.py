@@ -119,7 +119,7 @@ class Stubborn(Worker):
 
 
 async def test_an_actor_that_does_not_stop_well_has_ended() -> None:
-    """Its tasks and its disk are given back, as if it had."""
+    """The process takes its tasks and its disk back, as if it had stopped well."""
     made: list[Worker] = []
 
     def make(_kind: str, address: Address, tasks: Tasks, _settings: dict[str, Any]) -> Actor:

@@ -95,8 +95,8 @@ def test_a_crash_stands_in_the_recording_with_its_cause(tmp_path: Path) -> None:
     assert any(text.startswith("the owner ended: InvariantViolation") for text in remarks), remarks
 
 
-def test_what_a_living_process_recorded_long_ago_stays(tmp_path: Path) -> None:
-    """It has had no work for so long, and goes on in its folder."""
+def test_old_recordings_of_a_living_process_stay(tmp_path: Path) -> None:
+    """The process had no work for a long time, and goes on in its folder."""
     for name in ("alive", "ended"):
         folder = tmp_path / name
         folder.mkdir()

@@ -272,7 +272,7 @@ async def test_a_process_that_does_not_come_up_is_ended(ended: Handles) -> None:
 
 @pytest.mark.parametrize("error", [ConnectionError, RuntimeError, RayActorError])
 async def test_a_process_that_ray_does_not_make_is_none(error: type[Exception], ended: Handles) -> None:
-    """Its head ended between two questions."""
+    """The head of Ray ended between two questions."""
 
     def make(*given: object, **more: object) -> Handle:
         raise error("the head has gone")

@@ -429,7 +429,7 @@ async def test_an_answer_that_fails_gives_its_bytes_back(machine: Machine, monke
     assert isinstance(await machine.ask(), Packed)
 
 
-async def test_who_asks_on_a_connection_that_has_ended_is_told_at_once(machine: Machine) -> None:
+async def test_a_request_on_an_ended_connection_fails_at_once(machine: Machine) -> None:
     machine.listen("a")
     await machine.ask()
     opened = machine.peers.open_to("a")

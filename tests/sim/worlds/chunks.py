@@ -18,7 +18,7 @@ from unittest.mock import patch
 from sluice.actors.producer import batches, producer
 from sluice.actors.pulsar.codec import chunked
 from sluice.cluster.base.loop import CallersLoop
-from sluice.cluster.client import chunk_joiner, producer_core
+from sluice.cluster.client import chunk_joiner, producer_core, receipts
 from sluice.cluster.client import options as consumer_settings
 from sluice.cluster.client.async_client import AsyncClient
 from sluice.cluster.client.async_consumer import AsyncConsumer
@@ -326,7 +326,7 @@ class ChunksWorld(BrokerWorld):
             patch.object(batches, "BODY_BYTES", 1 if singly else batches.BODY_BYTES),
             patch.object(producer, "RUN_BYTES", 1 if singly else batches.RUN_BYTES),
             patch.object(chunk_joiner, "AGAIN_MS", AGAIN_MS),
-            patch.object(producer_core, "CHUNKS_MS", chunks_ms),
+            patch.object(receipts, "CHUNKS_MS", chunks_ms),
             patch.object(consumer_settings, "CHUNKS_MS", chunks_ms),
         ):
             return super().__call__(world, faults, options)
