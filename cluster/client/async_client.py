@@ -495,8 +495,9 @@ class AsyncClient(OfThisProcess, StoredMessages):
 
         A message id says where its own partition begins; the others begin at their first message.
         """
-        settings = reading(start_message_id, receiver_queue_size)
-        consumer = await self.subscribe(topic, reader_name(), schema=schema, schema_type=schema_type, **settings)
+        name = reader_name(self.ports)
+        settings = reading(start_message_id, receiver_queue_size, name)
+        consumer = await self.subscribe(topic, name, schema=schema, schema_type=schema_type, **settings)
         try:
             last = await self.last_message_ids(topic)
             if start_message_id.is_stored():

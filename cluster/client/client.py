@@ -211,8 +211,9 @@ class Client(OfThisProcess):
 
         A message id says where its own partition begins; the others begin at their first message.
         """
-        settings = reading(start_message_id, receiver_queue_size)
-        consumer = self.subscribe(topic, reader_name(), schema=schema, schema_type=schema_type, **settings)
+        name = reader_name(self._core.ports)
+        settings = reading(start_message_id, receiver_queue_size, name)
+        consumer = self.subscribe(topic, name, schema=schema, schema_type=schema_type, **settings)
         try:
             last = consumer.get_last_message_ids()
             if start_message_id.is_stored():

@@ -19,7 +19,6 @@ from typing import Any, Protocol, TypedDict, Unpack
 from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.messages.settings import ORIGIN
 from sluice.actors.ownership.names import check_name
-from sluice.actors.pulsar.topic_names import said_name
 from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.client.async_consumer import AsyncConsumer
 from sluice.cluster.client.async_producer import AsyncProducer
@@ -178,6 +177,8 @@ class AsyncDeadLetters:
     @asynccontextmanager
     async def _moved(self, topic: str) -> AsyncIterator[tuple[AsyncConsumer, AsyncIterator[Message[bytes]]]]:
         """Open the letters in the dead letter topic that came from this one, to be decided by nobody else meanwhile."""
+        from sluice.actors.pulsar.topic_names import said_name  # most programs open no dead letters
+
         consumer = await self._client.subscribe(
             topic, DECIDED, type="exclusive", initial_position="earliest", max_unacked_messages_per_consumer=0
         )

@@ -7,10 +7,10 @@ So it reads the tail of a topic like every consumer, and nothing of it is left w
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Iterator
 from typing import Any, Generic
 
+from sluice.actors.ports import Ports
 from sluice.cluster.base.own_process import OfThisProcess
 from sluice.cluster.client.async_consumer import AsyncConsumer
 from sluice.cluster.client.consumer import Consumer
@@ -21,16 +21,17 @@ from sluice.cluster.typed.variables import V
 from sluice.storage.errors import Fenced, Invalid, SluiceError
 
 
-def reader_name() -> str:
-    """Make a name for the subscription of a reader."""
-    return f"reader-{secrets.token_hex(8)}"
+def reader_name(ports: Ports) -> str:
+    """Make a name for a reader: that of its subscription, and of the consumer on it."""
+    return f"reader-{ports.rng.randrange(1 << 64):016x}"
 
 
-def reading(start: object, queue_size: int) -> ConsumerSettings:
+def reading(start: object, queue_size: int, name: str) -> ConsumerSettings:
     """The settings with which a reader subscribes. Raises Invalid for a start that is no message id."""
     if not isinstance(start, MessageId):
         raise Invalid(f"a reader starts at a MessageId, or MessageId.earliest or latest, not {start!r}")
     return {
+        "consumer_name": name,
         "type": "exclusive",
         "durable": False,
         "initial_position": "latest" if start == MessageId.latest else "earliest",
