@@ -95,7 +95,7 @@ class AsyncProducer(ProducerCore[S]):
             deliver_after,
             delay_id,
         )
-        count = 1 if len(payload) <= MAX_MESSAGE_BYTES else len(self._pieces(payload, deliver_at))
+        count = _messages_of(payload)
         if not (self._in_line or self._lacks_room(count, len(payload))):
             return self._add(*message)
         async with self._turn(count, len(payload)):
@@ -151,3 +151,12 @@ class AsyncProducer(ProducerCore[S]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _messages_of(payload: bytes) -> int:
+    """Return how many messages a payload is stored as: one, or its chunks."""
+    if len(payload) <= MAX_MESSAGE_BYTES:
+        return 1
+    from sluice.actors.pulsar.codec import chunked
+
+    return chunked.count_of(len(payload))

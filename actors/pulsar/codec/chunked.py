@@ -26,6 +26,11 @@ CHUNK_BYTES = 4 * 1024 * 1024
 OF_CHUNKS = ("uuid", "num_chunks", "chunk_id", "total_chunk_size")
 
 
+def count_of(size: int) -> int:
+    """Return how many chunks `cut` makes of a payload of so many bytes."""
+    return -(-size // CHUNK_BYTES)
+
+
 def cut(payload: bytes, uuid: bytes, rest: bytes | None) -> list[tuple[bytes, bytes]]:
     """Cut a payload. rest: what stands in the column `pulsar` of whole messages. Return payload and column of each
     chunk.

@@ -18,7 +18,7 @@ from unittest.mock import patch
 from sluice.actors.producer import batches, producer
 from sluice.actors.pulsar.codec import chunked
 from sluice.cluster.base.loop import CallersLoop
-from sluice.cluster.client import chunk_joiner, producer_core, receipts
+from sluice.cluster.client import async_producer, chunk_joiner, producer_core, receipts
 from sluice.cluster.client import options as consumer_settings
 from sluice.cluster.client.async_client import AsyncClient
 from sluice.cluster.client.async_consumer import AsyncConsumer
@@ -323,6 +323,7 @@ class ChunksWorld(BrokerWorld):
         with (
             patch.object(chunked, "CHUNK_BYTES", CHUNK_BYTES),
             patch.object(producer_core, "MAX_MESSAGE_BYTES", CHUNK_BYTES),
+            patch.object(async_producer, "MAX_MESSAGE_BYTES", CHUNK_BYTES),
             patch.object(batches, "BODY_BYTES", 1 if singly else batches.BODY_BYTES),
             patch.object(producer, "RUN_BYTES", 1 if singly else batches.RUN_BYTES),
             patch.object(chunk_joiner, "AGAIN_MS", AGAIN_MS),
