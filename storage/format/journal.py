@@ -132,7 +132,7 @@ def encode_envelope(envelope: Envelope, salt: bytes) -> tuple[bytes, bytes]:
     e = envelope
     values = (e.kind, e.size, e.ledger, e.run, e.first_entry, e.count, e.crc, e.epoch, e.last_confirmed)
     behind = _ENVELOPE.pack(HEAD, 0, *values, e.segment, e.offset, e.durable)[_CHECKED:]
-    head, foot = google_crc32c.value(salt + HEAD + behind), google_crc32c.value(salt + FOOT + behind)
+    head, foot = _checksum(HEAD, behind, salt), _checksum(FOOT, behind, salt)
     return HEAD + head.to_bytes(4, "little") + behind, FOOT + foot.to_bytes(4, "little") + behind
 
 
@@ -145,7 +145,8 @@ def decode_envelope(data: Buffer, at: int, salt: bytes, segment: int, *, foot: b
     )
     if magic != (FOOT if foot else HEAD) or number != segment or size > MAX_BODY_BYTES:
         return None
-    if kind not in Kind._value2member_map_ or _checksum(bytes(memoryview(data)[at : at + ENVELOPE_BYTES]), salt) != crc:
+    behind = bytes(memoryview(data)[at + _CHECKED : at + ENVELOPE_BYTES])
+    if kind not in Kind._value2member_map_ or _checksum(magic, behind, salt) != crc:
         return None
     return Envelope(Kind(kind), number, offset, size, ledger, run, first, count, body_crc, epoch, confirmed, durable)
 
@@ -186,8 +187,8 @@ def scan(data: Buffer, salt: bytes, segment: int, start: int = 0, base: int = 0)
 
 def encode_mark(segment: int, durable: int, salt: bytes) -> bytes:
     """A witness that the first `durable` bytes of a segment were synced."""
-    body = _MARK.pack(MARK, 0, segment, durable)
-    return _MARK.pack(MARK, _checksum(body, salt), segment, durable)
+    behind = _MARK.pack(MARK, 0, segment, durable)[_CHECKED:]
+    return _MARK.pack(MARK, _checksum(MARK, behind, salt), segment, durable)
 
 
 def highest_mark(data: Buffer, segment: int, salt: bytes) -> int:
@@ -196,13 +197,14 @@ def highest_mark(data: Buffer, segment: int, salt: bytes) -> int:
     for at in range(0, len(data) - MARK_BYTES + 1, MARK_BYTES):
         magic, crc, number, durable = _MARK.unpack_from(data, at)
         if magic == MARK and number == segment and durable > highest:
-            raw = bytes(memoryview(data)[at : at + MARK_BYTES])
-            highest = durable if _checksum(raw, salt) == crc else highest
+            behind = bytes(memoryview(data)[at + _CHECKED : at + MARK_BYTES])
+            highest = durable if _checksum(MARK, behind, salt) == crc else highest
     return highest
 
 
-def _checksum(raw: bytes, salt: bytes) -> int:
-    return int(google_crc32c.value(salt + raw[:4] + raw[_CHECKED:]))
+def _checksum(magic: bytes, behind: bytes, salt: bytes) -> int:
+    """Return the checksum that stands between a magic and what is behind it."""
+    return int(google_crc32c.value(salt + magic + behind))
 
 
 def _judge(view: memoryview, base: int, envelope: Envelope, salt: bytes) -> Finding:
