@@ -99,8 +99,7 @@ class BookieMaintenance:
         garbage = self.store.segments.garbage(self._kept_from())
         if self.read_only is not None:
             return garbage
-        living = {segment: True for saved in self.store.saved for segment in saved.living}
-        return [segment for segment in garbage if segment not in living]
+        return [segment for segment in garbage if not any(segment in saved.living for saved in self.store.saved)]
 
     def _kept_from(self) -> int:
         """The first segment that one of the checkpoints would replay."""

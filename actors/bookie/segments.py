@@ -37,9 +37,9 @@ class Segments:
         self.live.pop(segment, None)
         self.sizes.pop(segment, None)
 
-    def living(self) -> list[int]:
+    def living(self) -> set[int]:
         """The segments in which something lives."""
-        return [segment for segment, ledgers in self.live.items() if ledgers]
+        return {segment for segment, ledgers in self.live.items() if ledgers}
 
     def garbage(self, before: int) -> list[int]:
         """Closed segments numbered below `before` in which nothing lives."""

@@ -39,7 +39,7 @@ class Saved:
 
     segment: int
     tables: list[str]
-    living: list[int]
+    living: set[int]
 
 
 class BookieStore:

@@ -415,8 +415,8 @@ STORING: list[Mutant] = [
     Mutant(
         name="a segment goes that a checkpoint would miss",
         module="sluice.actors.bookie.maintenance",
-        old="for segment in saved.living}",
-        new="for segment in saved.living[:0]}",
+        old="segment in saved.living for saved in self.store.saved",
+        new="segment in saved.living for saved in self.store.saved[:0]",
         world=BOOKIE,
         test="tests/actors/bookie/test_maintenance.py::test_a_rebuilt_index_takes_no_garbage_for_a_loss",
     ),
