@@ -309,11 +309,7 @@ class PartitionConsumer:
 
     def held(self) -> int:
         """Messages that were given to us and are not done."""
-        return self.came() + len(self._inbox)
-
-    def came(self) -> int:
-        """Return how many of them have come with their payloads."""
-        return len(self._holding.positions())
+        return len(self._holding.positions()) + len(self._inbox)
 
     def find(self, position: int) -> tuple[Received, int] | None:
         """Return the part and row of a message that this consumer holds and that is not done; None if there is none."""

@@ -63,7 +63,7 @@ class HostedActor:
     @property
     def serves(self) -> bool:
         """Whether it has started and has not ended."""
-        return self.born.done() and not (self._over or self.actor.stopped)
+        return self.born.done() and not self._gone()
 
     async def start(self) -> None:
         """Start the actor, then let requests in. Raises what its start raises; then it has ended."""

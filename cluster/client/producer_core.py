@@ -187,13 +187,13 @@ class ProducerCore(OfThisProcess, Generic[S]):
             if deliver_at is not None:
                 self._check_delay(deliver_at, now)
             self._take_room(len(pieces), len(payload))
-            singles = self._open
-            if singles is None:
-                singles = self._open = self._new_container()
-            container = singles.container
+            gathered = self._open
+            if gathered is None:
+                gathered = self._open = self._new_container()
+            container = gathered.container
             before = container.size
             try:
-                sent = singles.add(
+                sent = gathered.add(
                     pieces,
                     as_bytes(partition_key),
                     now,

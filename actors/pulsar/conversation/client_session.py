@@ -367,7 +367,7 @@ class ClientSession:
             self._turns[request_id].over()
         self.say("producer_success", request_id=request_id, **fields)
 
-    def spawn(self, work: Coroutine[Any, Any, object], name: str, size: int = 0) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None], name: str, size: int = 0) -> None:
         """Do something beside what else comes. A defect in it ends this connection, and no other."""
         turn = self.intake.request(size)
 
