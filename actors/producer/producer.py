@@ -21,7 +21,7 @@ from sluice.actors.messages import AccessMode, CloseProducer, OpenProducer, Publ
 from sluice.actors.ports import Address, Ports, Task, Unknown
 from sluice.actors.ports.wire import Blob
 from sluice.actors.producer.batches import RUN_BYTES, RUN_MESSAGES, Outgoing, halves
-from sluice.actors.producer.waves import PUBLISH_TIMEOUT, Outcome, Over, Waves
+from sluice.actors.producer.waves import PUBLISH_TIMEOUT, Outcome, Over, Segments, Waves
 from sluice.actors.runtime.asking import ask
 from sluice.actors.runtime.backoff import Backoff
 from sluice.actors.runtime.gc_pressure import CLIENT, LET_GO
@@ -99,9 +99,9 @@ class PartitionProducer:
     ) -> None:
         self._ports, self._directory = ports, directory
         waves = waves or Waves(ports)
-        self._rounds, self._waves = waves.rounds, waves.to(config.topic, config.partition)
+        self._rounds, self.waves = waves.rounds, waves.to(config.topic, config.partition)
         self._config, self.on_published = config, on_published
-        self.name, self.name_bytes = config.name, len(config.name.encode())
+        self.name, self.name_bytes, self.segments = config.name, len(config.name.encode()), 1
         self.alone = config.compression is not None
         """Whether its batches always go by themselves."""
         self._entrance = config.entrance
@@ -138,7 +138,7 @@ class PartitionProducer:
         self._queue.append(outgoing)
         if not self._busy:
             self._busy = True
-            self._waves.join(self)
+            self.waves.join(self)
         self._idle.clear()
 
     async def flush(self) -> None:
@@ -214,11 +214,29 @@ class PartitionProducer:
         del self._queue[: len(gathered)]
         return gathered, messages, size
 
+    def add_segments(self, to: Segments, gathered: list[Outgoing], count: int) -> None:
+        """See WaveProducer. Of the batches only the end of the last one may be a number of its own."""
+        last = gathered[-1]
+        to.producers.append(self.name)
+        to.sessions.append(self.session)
+        to.first_sequences.append(last.first_sequence + len(last.rows) - count)
+        to.counts.append(count)
+        to.follows.append(self.last_sequence)
+
+    def is_free(self) -> bool:
+        """Return whether nothing of it is queued or under way, and it takes batches."""
+        return not self._busy and self.closed is None and self._repartitioned is None
+
+    def send_jointly(self) -> None:
+        """Note that messages of it, which is free, are under way with those of others."""
+        self._busy = True
+        self._idle.clear()
+
     def go_on(self) -> None:
         """Wait for the next wave if anything is queued; nothing of this producer is under way."""
         self._busy = bool(self._queue)
         if self._busy:
-            self._waves.join(self)
+            self.waves.join(self)
         else:
             self._idle.set()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Protocol
@@ -53,16 +53,27 @@ def _nothing() -> None:
     """Settle nothing."""
 
 
+@dataclass(slots=True)
+class Segments:
+    """The columns of a `PublishMany`, one row for each producer."""
+
+    producers: list[str] = field(default_factory=list)
+    sessions: list[int] = field(default_factory=list)
+    first_sequences: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    follows: list[int] = field(default_factory=list)
+
+
 class WaveProducer(Protocol):
-    """A producer on one partition, as its waves see it. name_bytes: of its name in UTF-8. alone: its batches always go
-    by themselves. on_published: told of each run of a wave once.
+    """A producer on one partition, or several that send together, as the waves see them.
+
+    segments: how many they are. name_bytes: of their names in UTF-8. alone: its batches always go by themselves.
+    on_published: told of each run of a wave once.
     """
 
-    name: str
+    segments: int
     name_bytes: int
     address: Address
-    session: int
-    last_sequence: int
     alone: bool
     on_published: Callable[[Run, Published, StoredBatch], None]
 
@@ -76,8 +87,11 @@ class WaveProducer(Protocol):
     def go_on(self) -> None:
         """Wait for the next wave if anything is queued."""
 
+    def add_segments(self, to: Segments, gathered: list[Outgoing], count: int) -> None:
+        """Add what an owner must know of these. count: their messages."""
+
     def publish(self, gathered: list[Outgoing], over: Over) -> None:
-        """Publish these as a run of their own, once. over: called at the end of the attempt."""
+        """Publish these as a run of their own, once. over: called at the end of the attempt. Only for one segment."""
 
     def confirm(self, gathered: list[Outgoing], ledger: int, first_entry: int) -> None:
         """Report that these are stored from this entry on. ledger 0: the place is forgotten."""
@@ -93,12 +107,6 @@ class _Part:
     producer: WaveProducer
     group: list[Outgoing]
     count: int
-
-    @property
-    def first_sequence(self) -> int:
-        """The sequence of its first message; of its batches only the end of the last one may be a number of its own."""
-        last = self.group[-1]
-        return last.first_sequence + len(last.rows) - self.count
 
 
 def _publish_apart(parts: list[_Part], outcome: Outcome | None = None) -> None:
@@ -138,7 +146,7 @@ class PartitionWaves:
     def join(self, producer: WaveProducer) -> None:
         """Publish what this producer has waiting with the next wave."""
         self._waiting.append(producer)
-        self._rounds.returning.came()
+        self._rounds.returning.came(producer.segments)
         if not self._under_way:
             self._go_on()
 
@@ -153,9 +161,10 @@ class PartitionWaves:
     def _publish_next(self, begun: Round) -> None:
         while not (parts := self._next()) and self._waiting:
             pass
-        begun.producers += len(parts)
+        segments = sum([part.producer.segments for part in parts])
+        begun.producers += segments
         over = partial(self._end_in, begun)
-        if len(parts) == 1:
+        if segments == 1:
             parts[0].producer.publish(parts[0].group, over)
         elif parts:
             self._publish(parts, over)
@@ -173,7 +182,7 @@ class PartitionWaves:
         """Take the parts of the next wave; the producers whose batches do not fit stay for the one after it."""
         waiting, self._waiting = self._waiting, []
         parts: list[_Part] = []
-        messages = size = names = 0
+        messages = size = names = segments = 0
         first: pa.Schema = None
         for producer in waiting:
             if (head := producer.head) is None:
@@ -181,7 +190,7 @@ class PartitionWaves:
                 continue
             schema = head.batch.rows.schema
             fits = not parts or (
-                len(parts) < MAX_SEGMENTS
+                segments + producer.segments <= MAX_SEGMENTS
                 and size < WAVE_BYTES
                 and names + producer.name_bytes <= MAX_NAMES_BYTES
                 and parts[0].producer.address == producer.address
@@ -197,6 +206,7 @@ class PartitionWaves:
             parts.append(_Part(producer, group, rows))
             first = first or schema
             messages, size, names = messages + rows, size + group_bytes, names + producer.name_bytes
+            segments += producer.segments
         return parts
 
     def _publish(self, parts: list[_Part], over: Over) -> None:
@@ -207,12 +217,15 @@ class PartitionWaves:
         except Invalid:  # the sizes by which they were chosen are estimates
             over(partial(_publish_apart, parts))
             return
+        segments = Segments()
+        for part in parts:
+            part.producer.add_segments(segments, part.group, part.count)
         request = PublishMany(
-            producers=tuple([part.producer.name for part in parts]),
-            sessions=tuple([part.producer.session for part in parts]),
-            first_sequences=tuple([part.first_sequence for part in parts]),
-            counts=tuple([part.count for part in parts]),
-            follows=tuple([part.producer.last_sequence for part in parts]),
+            producers=tuple(segments.producers),
+            sessions=tuple(segments.sessions),
+            first_sequences=tuple(segments.first_sequences),
+            counts=tuple(segments.counts),
+            follows=tuple(segments.follows),
             delayed=run.delayed,
             shape=run.shape,
             crc=run.crc,
@@ -337,11 +350,11 @@ class Returning:
         self._skips = self._skipped = 0
         """How many rounds did not wait after the last wait in vain, and how many more do not."""
 
-    def came(self) -> None:
-        """Count a producer that has something to publish."""
-        self._here += 1
+    def came(self, producers: int = 1) -> None:
+        """Count producers that have something to publish."""
+        self._here += producers
         if self._away:
-            self._away -= 1
+            self._away = max(self._away - producers, 0)
             if not self._away:
                 self._end()
 

@@ -7,7 +7,7 @@ same rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -54,13 +54,20 @@ _ONES.flags.writeable = False
 
 
 @dataclass(slots=True)
-class _ProducerRows:
-    """The frames of one producer, a row each. sequence, highest: the client's numbers of each. size: their bytes."""
+class SentRows:
+    """The frames of one producer, a row each. sequence, highest: the client's numbers of each, highest -1: it said
+    none. size: the bytes of the frames. keyless: (row, sequence id) of messages without a key.
+    """
 
     rows: list[Row] = field(default_factory=list)
     sequence: list[int] = field(default_factory=list)
     highest: list[int] = field(default_factory=list)
     size: int = 0
+    keyless: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def messages(self) -> int:
+        return len(self.rows)
 
 
 def read_few(
@@ -68,14 +75,13 @@ def read_few(
     first: int,
     end: int,
     vectorized_from: int = VECTORIZED_FROM,
-    place: Callable[[int], int] = lambda producer: 0,
-) -> dict[int, Sends | None]:
+) -> Mapping[int, SentRows | Sends | None]:
     """Decode SEND frames number first .. end-1; as read_sends, but an empty answer stands for its None.
 
-    vectorized_from: so many messages are decoded as columns; as many as the first frame has count for each. place: of
-    a producer; the rows of producers of one place lie side by side.
+    vectorized_from: so many messages are decoded as columns; as many as the first frame has count for each. Fewer are
+    rows, which `sends_of` makes into columns.
     """
-    found: dict[int, _ProducerRows | None] = {}
+    found: dict[int, SentRows | None] = {}
     least = min(_BATCHES_FROM, vectorized_from)
     data, checksum, number_at = cut.data, google_crc32c.value, U32.unpack_from
     bounds = [*cut.starts[first:end], cut.starts[end] if end < len(cut) else cut.end]
@@ -96,7 +102,7 @@ def read_few(
             if (taken := found[producer]) is None:
                 continue
         else:
-            taken = found[producer] = _ProducerRows()
+            taken = found[producer] = SentRows()
         begin = at + 10
         plain = stop >= begin and data[at : at + 2] == CHECKSUMMED
         if plain and checksum(data[at + 6 : stop]) == number_at(data, at + 2)[0]:
@@ -105,10 +111,10 @@ def read_few(
                 taken.size += stop - start
                 continue
         found[producer] = None
-    return _sends_of({producer: found[producer] for producer in sorted(found, key=place)})
+    return found
 
 
-def _take(taken: _ProducerRows, asked: Any, encoded: bytes, payload: bytes) -> bool:
+def _take(taken: SentRows, asked: Any, encoded: bytes, payload: bytes) -> bool:
     """Add the row of a frame; False for a frame that the loop leaves to others."""
     sequence = asked.sequence_id
     highest = asked.highest_sequence_id if asked.HasField("highest_sequence_id") else -1
@@ -128,6 +134,8 @@ def _take(taken: _ProducerRows, asked: Any, encoded: bytes, payload: bytes) -> b
     kept = _kept(rest) if len(rest) <= _SHORT else None
     if kept is None:
         return False
+    if row[KEY] is row[ORDERING_KEY] is None:
+        taken.keyless.append((len(taken.rows), row[SEQUENCE_ID]))
     taken.rows.append((*row[:-1], kept) if kept else row)
     taken.sequence.append(sequence)
     taken.highest.append(highest)
@@ -153,34 +161,33 @@ def _kept(rest: bytes) -> bytes | None:
     return left_of(metadata, opaque=False)
 
 
-def _sends_of(found: dict[int, _ProducerRows | None]) -> dict[int, Sends | None]:
-    """Make the rows of all producers in one step: a batch of one row costs as much as one of a hundred."""
-    fine = [taken for taken in found.values() if taken is not None]
-    if not fine:
-        return dict.fromkeys(found)
-    whole = stored([row for taken in fine for row in taken.rows], producer="")
-    sequence = np.array([number for taken in fine for number in taken.sequence], np.int64)
-    highest = np.array([number for taken in fine for number in taken.highest], np.int64)
-    made: dict[int, Sends | None] = {}
+def batch_of(several: Sequence[SentRows]) -> StoredBatch:
+    """Make all rows in one step: a batch of one row costs as much as one of a hundred. The hashes of messages without a
+    key are not made yet.
+    """
+    return stored([row for taken in several for row in taken.rows], producer="")
+
+
+def sends_of(several: Mapping[int, SentRows]) -> dict[int, Sends]:
+    """Make the rows of several producers into columns."""
+    if not several:
+        return {}
+    whole = batch_of(list(several.values()))
+    made: dict[int, Sends] = {}
     begin = 0
-    for producer, taken in found.items():
-        if taken is None:
-            made[producer] = None
-            continue
+    for producer, taken in several.items():
         stop = begin + len(taken.rows)
-        batch = whole if len(fine) == 1 else whole.slice(begin, stop)
+        batch = whole if len(several) == 1 else whole.slice(begin, stop)
         if batch.deliver_at is not None and not batch.deliver_at.any():
             batch = StoredBatch(batch.rows, None, batch.hashes)
         made[producer] = Sends(
-            sequence[begin:stop],
-            highest[begin:stop],
+            np.array(taken.sequence, np.int64),
+            np.array(taken.highest, np.int64),
             _ONES[: stop - begin] if stop - begin <= len(_ONES) else np.ones(stop - begin, np.int64),
             batch.rows,
             taken.size,
             batch=batch,
-            keyless=[
-                (at, row[SEQUENCE_ID]) for at, row in enumerate(taken.rows) if row[KEY] is row[ORDERING_KEY] is None
-            ],
+            keyless=taken.keyless,
         )
         begin = stop
     return made

@@ -91,6 +91,10 @@ class Sends:
     def __len__(self) -> int:
         return len(self.sequence)
 
+    @property
+    def messages(self) -> int:
+        return int(self.table.num_rows)
+
     def run(self, producer: str, now: Callable[[], int]) -> StoredBatch:
         """Return the rows as this producer publishes them."""
         if self.batch is None:
@@ -114,6 +118,15 @@ class Sends:
             ),
         )
 
+    def answers(self, producer: int) -> list[Receipt]:
+        """Return the answers to all of them, to be encoded one by one."""
+        entries = [UNSIGNED] * len(self)
+        if self.first >= 0:
+            entries = (entry_of(self.first) + np.cumsum(self.rows) - self.rows).tolist()
+        ledger = ledger_of(self.first) if self.first >= 0 else UNSIGNED
+        columns = self.sequence.tolist(), self.highest.tolist(), entries
+        return [(producer, sequence, highest, ledger, entry) for sequence, highest, entry in zip(*columns, strict=True)]
+
     def receipts(self, producer: int, partition: int) -> bytes:
         """Return the answers to all of them."""
         message_id: list[Field]
@@ -126,48 +139,68 @@ class Sends:
         return _receipts(len(self), message_id, (producer, self.sequence, self.highest))
 
 
-def receipts(answered: Sequence[tuple[int, int, Sends]]) -> bytes:
-    """Return the answers to frames of several producers, encoded together. answered: producer, partition, frames."""
-    if sum([len(sends.sequence) for _, _, sends in answered]) < PLAIN_RECEIPTS:
+Receipt = tuple[int, int, int, int, int]
+"""The answer to one frame of one message: its producer, the client's two numbers as in Sends, ledger and entry."""
+
+
+@dataclass(slots=True, eq=False)
+class Receipts:
+    """The answers to frames of several producers on one partition."""
+
+    partition: int
+    rows: list[Receipt]
+
+
+Answered = tuple[int, int, Sends] | Receipts
+"""Frames that are stored: producer, partition, frames; or the answers to them."""
+
+
+def receipts(answered: Sequence[Answered]) -> bytes:
+    """Return the answers to frames of several producers, encoded together."""
+    several = [one for one in answered if not isinstance(one, Receipts)]
+    if len(several) < len(answered) or sum([len(sends.sequence) for _, _, sends in several]) < PLAIN_RECEIPTS:
         return _few_receipts(answered)
-    if len(answered) == 1 or any(sends.first < 0 for _, _, sends in answered):
-        return b"".join(sends.receipts(producer, partition) for producer, partition, sends in answered)
-    several = [sends for _, _, sends in answered]
-    counts = [len(sends) for sends in several]
-    rows = np.concatenate([sends.rows for sends in several])
+    if len(several) == 1 or any(sends.first < 0 for _, _, sends in several):
+        return b"".join(sends.receipts(producer, partition) for producer, partition, sends in several)
+    frames = [sends for _, _, sends in several]
+    counts = [len(sends) for sends in frames]
+    rows = np.concatenate([sends.rows for sends in frames])
     before = np.cumsum(rows) - rows
     begins = np.cumsum(counts) - counts
-    entries = np.array([entry_of(sends.first) for sends in several]) - before[begins]
+    entries = np.array([entry_of(sends.first) for sends in frames]) - before[begins]
     message_id: list[Field] = [
-        (_LEDGER, np.repeat([ledger_of(sends.first) for sends in several], counts)),
+        (_LEDGER, np.repeat([ledger_of(sends.first) for sends in frames], counts)),
         (_ENTRY, np.repeat(entries, counts) + before),
-        (_PARTITION, np.repeat(np.array([partition & UNSIGNED for _, partition, _ in answered], np.uint64), counts)),
+        (_PARTITION, np.repeat(np.array([partition & UNSIGNED for _, partition, _ in several], np.uint64), counts)),
     ]
-    sequence = np.concatenate([sends.sequence for sends in several])
-    highest = np.concatenate([sends.highest for sends in several])
-    producers = np.repeat([producer for producer, _, _ in answered], counts)
+    sequence = np.concatenate([sends.sequence for sends in frames])
+    highest = np.concatenate([sends.highest for sends in frames])
+    producers = np.repeat([producer for producer, _, _ in several], counts)
     return _receipts(len(rows), message_id, (producers, sequence, highest))
 
 
-def _few_receipts(answered: Sequence[tuple[int, int, Sends]]) -> bytes:
+def _few_receipts(answered: Sequence[Answered]) -> bytes:
     """Encode the answers one by one: cheaper than columns for few."""
     made: list[bytes] = []
     whole = command("send_receipt", message_id={})
     answer = whole.send_receipt
     place = answer.message_id
-    for producer, partition, sends in answered:
-        known, rows = sends.first >= 0, sends.rows.tolist()
-        ledger, entry = (ledger_of(sends.first), entry_of(sends.first)) if known else (UNSIGNED, UNSIGNED)
-        answer.producer_id, place.ledger, place.partition = producer, ledger, partition
-        for sequence, highest, count in zip(sends.sequence.tolist(), sends.highest.tolist(), rows, strict=True):
-            answer.sequence_id, place.entry = sequence, entry
+    encode = whole.SerializeToString
+    for one in answered:
+        if isinstance(one, Receipts):
+            place.partition, rows = one.partition, one.rows
+        else:
+            producer, place.partition, sends = one
+            rows = sends.answers(producer)
+        for producer, sequence, highest, ledger, entry in rows:
+            answer.producer_id, answer.sequence_id = producer, sequence
+            place.ledger, place.entry = ledger, entry
             if highest >= 0:
                 answer.highest_sequence_id = highest
-            else:
-                answer.ClearField("highest_sequence_id")
-            encoded = whole.SerializeToString()
+            encoded = encode()
             made += _HEADS[len(encoded)], encoded
-            entry += count if known else 0
+            if highest >= 0:
+                answer.ClearField("highest_sequence_id")
     return b"".join(made)
 
 

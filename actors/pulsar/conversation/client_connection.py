@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from sluice.actors.ports import Task
 from sluice.actors.pulsar.codec.frames import HEADROOM, CommandFrame, Cutter, body_of, encode
-from sluice.actors.pulsar.codec.loop_decoder import read_few
+from sluice.actors.pulsar.codec.loop_decoder import SentRows, read_few
 from sluice.actors.pulsar.codec.protocol import (
     FIELD_OF,
     NOT_OFFERED,
@@ -49,6 +49,7 @@ from sluice.actors.pulsar.conversation.limits.intake import (
     rest,
 )
 from sluice.actors.pulsar.conversation.limits.rates import Passed, held_back
+from sluice.actors.pulsar.conversation.producing.joint_sends import send_jointly
 from sluice.actors.pulsar.conversation.producing.large_frame import LargeFrame
 from sluice.actors.pulsar.conversation.producing.wire_producer import WireProducer
 from sluice.actors.pulsar.refusals import CommandRefused, code_of
@@ -218,26 +219,36 @@ class ClientConnection(ClientSession):
     def _together(self, reading: Reading, end: int) -> None:
         """SENDs up to there. Each producer's go out in their order, decoded together or, later, one by one."""
         self._flush()
-        read = read_few(reading.cut, reading.at, end, self.gateway.vectorized_from, self._partition_of)
-        done: dict[int, None] = {}
-        taken: list[tuple[WireProducer, Sends]] = []
-        for number, sends in read.items():
+        read = read_few(reading.cut, reading.at, end, self.gateway.vectorized_from)
+        rows: dict[int, tuple[WireProducer, SentRows]] = {}
+        columns: dict[int, tuple[WireProducer, Sends]] = {}
+        for number, found in read.items():
             producer = self._producer(number)
-            if producer is not None and sends is not None and producer.takes(sends):
-                done[number] = None
-                taken.append((producer, sends))
-        self.intake.pending(sum([sends.size for _, sends in taken]))
-        passed: dict[TopicPartition, tuple[int, int]] = {}
-        for producer, sends in taken:
+            if producer is not None and isinstance(found, SentRows):
+                rows[number] = producer, found
+            elif producer is not None and isinstance(found, Sends):
+                columns[number] = producer, found
+        alone = send_jointly(self, rows)
+        joint = {number: one for number, one in rows.items() if number not in alone}
+        columns = {number: one for number, one in (columns | alone).items() if one[0].takes(one[1])}
+        for producer, sends in columns.values():
             producer.send_vectorized(sends)
-            messages, size = passed.get(producer.tp, (0, 0))
-            passed[producer.tp] = messages + sends.table.num_rows, size + sends.size
-        for tp, (messages, size) in passed.items():
-            self._pace(tp, messages, size)
+        self._count_taken([*joint.values(), *columns.values()])
+        done = joint.keys() | columns.keys()
         if read and len(done) == len(read):
             reading.at = end
         else:
             reading.done, reading.done_until = done, end
+
+    def _count_taken(self, taken: Sequence[tuple[WireProducer, SentRows | Sends]]) -> None:
+        """Count frames that were sent, for the bounds of this connection and for the rates of their partitions."""
+        self.intake.pending(sum([sent.size for _, sent in taken]))
+        passed: dict[TopicPartition, tuple[int, int]] = {}
+        for producer, sent in taken:
+            messages, size = passed.get(producer.tp, (0, 0))
+            passed[producer.tp] = messages + sent.messages, size + sent.size
+        for tp, (messages, size) in passed.items():
+            self._pace(tp, messages, size)
 
     def _frame(self, frame: CommandFrame, reading: Reading) -> int:
         """Take one up. Returns how much of a turn it takes."""
@@ -331,10 +342,6 @@ class ClientConnection(ClientSession):
         if self._taken_up > GROUP_BYTES or self._messages > PIECE_MESSAGES:
             self._flush()  # what they become counts before more are taken up
         return 0
-
-    def _partition_of(self, number: int) -> int:
-        producer = self.producers.get(number)
-        return -1 if producer is None else producer.tp.partition
 
     def _producer(self, number: int) -> WireProducer | None:
         """A producer that takes sends; None if it was closed from here, which its client learns by CLOSE_PRODUCER."""

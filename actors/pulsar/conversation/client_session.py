@@ -13,7 +13,7 @@ from sluice.actors.policies.authorization import Wish
 from sluice.actors.ports import Task
 from sluice.actors.pulsar.codec.frames import Buffer, encode
 from sluice.actors.pulsar.codec.protocol import ServerError, command
-from sluice.actors.pulsar.codec.vectorized_decoder import Sends, receipts
+from sluice.actors.pulsar.codec.vectorized_decoder import Answered, receipts
 from sluice.actors.pulsar.conversation.consuming.reader_seeks import Seeks
 from sluice.actors.pulsar.conversation.consuming.wire_consumer import ConsumingClient, WireConsumer
 from sluice.actors.pulsar.conversation.gateway.clients import MOST_VERSION, ClientIntroduction, metadata_of
@@ -85,8 +85,8 @@ class ClientSession:
         self.fails_by = ServerError.NOT_ALLOWED
         self.intake = Intake(gateway.held, self.adjust_reading)
         self.consuming = ConsumingClient(self.write, self.send_away, self.answers, UnackedShare(gateway.unacked))
-        self._confirmed: list[tuple[int, int, Sends]] = []
-        """Frames whose receipts were not written yet, each with its producer and partition."""
+        self._confirmed: list[Answered] = []
+        """Frames whose receipts were not written yet."""
         self._unwritten: list[Buffer] = []
         self._settled = 0
         """Bytes of sends that have their outcome and count as pending until the receipts are written."""
@@ -132,12 +132,12 @@ class ClientSession:
             self._written_at = self.gateway.ports.clock.monotonic()
             self.link.write(*(unwritten if gathered > GATHERED_BYTES else [b"".join(unwritten)]))
 
-    def confirm(self, producer: int, partition: int, sends: Sends) -> None:
+    def confirm(self, answered: Answered) -> None:
         """See ProducerSession. What becomes durable together is confirmed together: where a client sends to a thousand
         partitions, each alone would cost a write to its socket and as much work as all of them.
         """
         self._write_later()
-        self._confirmed.append((producer, partition, sends))
+        self._confirmed.append(answered)
 
     def _write_later(self) -> None:
         if not (self._confirmed or self._unwritten or self._settled):

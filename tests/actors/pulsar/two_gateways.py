@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from sluice.actors.policies.authorization import Authorization
@@ -42,10 +43,11 @@ class Clients:
         self.active: dict[str, bool] = {}
         """Who was told last that it is, or is not, the active consumer."""
 
-    async def open(self) -> None:
+    async def open(self, vectorized_from: int = 2) -> None:
         """Start the gateways."""
         for name in GATEWAYS:
-            await self.broker.world.start(name, lambda ports, name=name: SimGateway(ports, name))  # type: ignore[misc]
+            make = partial(SimGateway, name=name, vectorized_from=vectorized_from)
+            await self.broker.world.start(name, make)
 
     def enforce(self, *gateways: str) -> None:
         """From now on rights are enforced. `root` is a superuser and `watcher` a viewer."""
@@ -141,12 +143,13 @@ def with_gateways(
     *,
     partitions: int = 1,
     topic: dict[str, Any] | None = None,
+    vectorized_from: int = 2,
 ) -> None:
-    """Play it. topic: its settings."""
+    """Play it. topic: its settings. vectorized_from: so many frames are decoded as columns."""
 
     async def main(broker: Broker) -> None:
         clients = Clients(broker)
-        await clients.open()
+        await clients.open(vectorized_from)
         await scenario(clients)
         await told(broker)
 

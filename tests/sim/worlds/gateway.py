@@ -32,6 +32,7 @@ from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import AddPartitions, SubscriptionSettings, Terminate
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.pulsar.codec.frames import Buffer, Cutter
+from sluice.actors.pulsar.codec.loop_decoder import VECTORIZED_FROM
 from sluice.actors.pulsar.codec.protocol import FIELD_OF, Command, parse
 from sluice.actors.pulsar.conversation.client_connection import ClientConnection
 from sluice.actors.pulsar.conversation.gateway.gateway import Gateway, GatewayActor
@@ -75,7 +76,8 @@ class GatewayWorld(BrokerWorld):
         manner = Manner.draw(rng, machines, deduplicated=deduplicated)
         doors = DoorsOf.draw(rng)
         at_once = random.Random(f"refused/{world.seed}").random() < 0.5
-        manner = self._manner(replace(manner, at_once=at_once))
+        lanes = random.Random(f"lanes/{world.seed}").choice((1, 1, 2, 4))
+        manner = self._manner(replace(manner, at_once=at_once, lanes=lanes))
         settings = SubscriptionSettings(type=KINDS[manner.type], initial_position="earliest")
         topic = msgspec.structs.replace(size.topic, deduplication_enabled=deduplicated)
         size = replace(size, topic=topic, traffic=replace(size.traffic, settings=settings))
@@ -149,9 +151,11 @@ class SimGateway(GatewayActor):
         doors: Callable[[], MachinePorts] | None = None,
         port: int = 0,
         controller: Address = CONTROLLER,
+        vectorized_from: int = 2,
     ) -> None:
         super().__init__(ports)
-        self.gateway = Gateway(ports, controller, url=f"pulsar://{name}", process=name, vectorized_from=2)
+        url = f"pulsar://{name}"
+        self.gateway = Gateway(ports, controller, url=url, process=name, vectorized_from=vectorized_from)
         self._port_holder = PortHolder(ports, doors(), {"pulsar": port}, self._opened) if doors is not None else None
 
     async def start(self) -> None:
@@ -260,7 +264,11 @@ class GatewayCourse(Course):
     def _doorway(self, ports: Ports) -> SimGateway:
         name = ports.me.partition("/")[2].rpartition(".")[0]
         made = SimGateway(
-            ports, name, lambda: SimMachinePorts(self.machines, self.world.process(name)), self.doors.port
+            ports,
+            name,
+            lambda: SimMachinePorts(self.machines, self.world.process(name)),
+            self.doors.port,
+            vectorized_from=2 if self.manner.lanes == 1 else VECTORIZED_FROM,
         )
         if self.guests is not None:
             enforce(made.gateway)
@@ -376,7 +384,8 @@ class GatewayCourse(Course):
 
     def _judge(self) -> None:
         """See the module."""
-        wired: list[Any] = [each for each in self.producers if isinstance(each, WireProducerModel)]
+        everybody: list[Any] = list(self.producers)
+        wired = [each for each in everybody if isinstance(each, WireProducerModel)]
         self._add("reconnections", sum(producer.reconnected - 1 for producer in wired))
         self._add("sends that were refused", sum(producer.refused for producer in wired))
         self._add("gateways that took over", self.machines.takeovers)

@@ -32,8 +32,15 @@ class _Pending:
     rows: list[int]
 
 
+_LANE = 1_000
+"""The distance between the producer ids of a client's lanes."""
+
+
 class WireProducerModel:
-    """Publishes numbered messages of its own keys over one connection, and sends again what has no receipt."""
+    """Publishes numbered messages of its own keys over one connection, and sends again what has no receipt.
+
+    It has a producer on each partition for each lane.
+    """
 
     def __init__(
         self, world: World, pipes: Pipes, past: History, traffic: Traffic, number: int, manner: Manner
@@ -47,8 +54,11 @@ class WireProducerModel:
         self._chance = random.Random(f"chunks/{self.name}/{world.seed}")
         self._patience = Patience(world, self.name)
         self._partitions = 0
-        self._pending: list[deque[_Pending]] = []
-        self._sequences: list[int] = []
+        self._pending: dict[int, deque[_Pending]] = {}
+        self._sequences: dict[int, int] = {}
+        """Both by producer id."""
+        self._unwritten: list[bytes] | None = None
+        """Frames that go out together."""
         self._homes: dict[bytes, int] = {}
         """Where the messages of a key go: an order of theirs is one on a partition."""
         self._learn(traffic.partitions)
@@ -57,7 +67,7 @@ class WireProducerModel:
         self._closed: set[int] = set()
         """What the gateway closed since it was asked for last."""
         self._ended: set[int] = set()
-        """Partitions that take no more messages."""
+        """Producers whose partitions take no more messages."""
         self._left = traffic.sends
         self._wire = Wire(
             pipes, world.process(self.name), manner.gateways, self._rng, heard=self._heard, lost=self._open.clear
@@ -67,9 +77,10 @@ class WireProducerModel:
 
     def _learn(self, partitions: int) -> None:
         """The topic has so many."""
-        for _ in range(self._partitions, partitions):
-            self._pending.append(deque())
-            self._sequences.append(0)
+        for partition in range(self._partitions, partitions):
+            for lane in range(self._manner.lanes):
+                self._pending[lane * _LANE + partition] = deque()
+                self._sequences[lane * _LANE + partition] = 0
         self._partitions = max(self._partitions, partitions)
 
     async def _live(self) -> None:
@@ -80,42 +91,50 @@ class WireProducerModel:
                     self._learn(await self._wire.connect(self._traffic.topic, self._partitions))
                 elif self._manner.watchful:
                     self._learn(await self._wire.partitions(self._traffic.topic))
-                for partition in range(self._partitions):
-                    if partition not in self._open | self._ended:
-                        await self._begin(partition)
+                for producer in list(self._pending):
+                    if producer not in self._open | self._ended:
+                        await self._begin(producer)
             except (Gone, Refusal) as error:
                 self.ports.log("no producer", error=repr(error))
             await self.ports.clock.sleep(self._rng.choice(BACKOFF_MS))
 
-    async def _begin(self, partition: int) -> None:
-        topic = partition_name(self._traffic.topic, partition, self._partitions)
+    def _named(self, producer: int) -> str:
+        return f"{self.name}.{producer // _LANE}" if producer >= _LANE else self.name
+
+    async def _begin(self, producer: int) -> None:
+        topic = partition_name(self._traffic.topic, producer % _LANE, self._partitions)
         epoch = {"epoch": self.reconnected} if self.reconnected > 1 else {}
-        asked = {"topic": topic, "producer_id": partition, "producer_name": self.name, "user_provided_name": False}
-        self._closed.discard(partition)
+        asked = {
+            "topic": topic,
+            "producer_id": producer,
+            "producer_name": self._named(producer),
+            "user_provided_name": False,
+        }
+        self._closed.discard(producer)
         try:
             await self._patience.wait(self._wire.ask("producer", **asked, **epoch))
         except TimeoutError:
-            self._wire.forget("close_producer", producer_id=partition)
+            self._wire.forget("close_producer", producer_id=producer)
             return
         except Refusal as error:
             if error.code != ServerError.TOPIC_TERMINATED:
                 raise
-            self._ended.add(partition)
-            self._pending[partition].clear()  # what became of it nobody is told
+            self._ended.add(producer)
+            self._pending[producer].clear()  # what became of it nobody is told
             return
         if not self._wire.up:
             raise Gone  # the connection ended behind the answer
-        if partition in self._closed:
+        if producer in self._closed:
             return  # CLOSE_PRODUCER came right behind the answer
-        self._open.add(partition)
-        self._wire.write(b"".join(pending.frame for pending in self._pending[partition]))
+        self._open.add(producer)
+        self._wire.write(b"".join(pending.frame for pending in self._pending[producer]))
 
     async def _produce(self) -> None:
         while self._left:
             self._left -= 1
             self._send()
             await self.ports.clock.sleep(self._rng.choice(self._traffic.pauses_ms))
-        while any(self._pending):
+        while any(self._pending.values()):
             await self.ports.clock.sleep(20)
         self.done.set_result(None)
 
@@ -124,42 +143,50 @@ class WireProducerModel:
         due = 0
         if rng.random() < traffic.delayed:
             due = self.ports.clock.now() + rng.randrange(1, traffic.delay_ms)
-        count = 1 if due else rng.choice((1, 2, 8, 30))
+        count = 1 if due else rng.choice((1, 2, 8, 30) if self._manner.lanes == 1 else (1, 2, 4, 8))
         batches: dict[tuple[int, int], list[tuple[bytes, int]]] = {}
         for _ in range(count):
             key = rng.randrange(KEYS)
             name = f"{self.name}/{key}".encode()
             partition = self._homes.setdefault(name, zlib.crc32(name) % self._partitions)
-            batch = batches.setdefault((partition, key if self._manner.by_key else -1), [])
+            producer = key % self._manner.lanes * _LANE + partition
+            batch = batches.setdefault((producer, key if self._manner.by_key else -1), [])
             batch.append((name, self._numbers[key]))
             self._numbers[key] += 1
-        for (partition, _), rows in batches.items():
-            if partition not in self._ended:
-                self._send_batch(partition, rows, due)
+        self._unwritten = None if self._manner.lanes == 1 else []
+        for (producer, _), rows in batches.items():
+            if producer not in self._ended:
+                self._send_batch(producer, rows, due)
+        if self._unwritten is not None:
+            self._wire.write(b"".join(self._unwritten))
 
-    def _send_batch(self, partition: int, rows: list[tuple[bytes, int]], due: int) -> None:
-        first, now, chance = self._sequences[partition], self.ports.clock.now(), self._chance.random()
+    def _send_batch(self, producer: int, rows: list[tuple[bytes, int]], due: int) -> None:
+        first, now, chance = self._sequences[producer], self.ports.clock.now(), self._chance.random()
         if self._manner.deduplicated and not due and chance < 0.2:
-            self._sequences[partition] += 1
-            for frame, row in zip(chunk_frames(partition, first, rows, now=now), rows, strict=True):
-                self._send_frame(partition, first, frame, [row], due)
+            self._sequences[producer] += 1
+            for frame, row in zip(chunk_frames(producer, first, rows, now=now), rows, strict=True):
+                self._send_frame(producer, first, frame, [row], due)
             return
-        self._sequences[partition] += len(rows)
-        frame = batch_frame(partition, first, rows, now=now, due=due, by_key=self._rng.random() < 0.5)
-        self._send_frame(partition, first, frame, rows, due)
+        self._sequences[producer] += len(rows)
+        frame = batch_frame(producer, first, rows, now=now, due=due, by_key=self._rng.random() < 0.5)
+        self._send_frame(producer, first, frame, rows, due)
 
-    def _send_frame(self, partition: int, first: int, frame: bytes, rows: list[tuple[bytes, int]], due: int) -> None:
-        places = []
+    def _send_frame(self, producer: int, first: int, frame: bytes, rows: list[tuple[bytes, int]], due: int) -> None:
+        places, name, partition = [], self._named(producer), producer % _LANE
         for offset, (key, number) in enumerate(rows):
             places.append(len(self._past.sends))
             self._past.batches[key, number] = places[0]
             self._past.sends.append(
-                [self.name, partition, key, number, first + offset, -1, history.INFO, self._past.stamp(), 0, due]
+                [name, partition, key, number, first + offset, -1, history.INFO, self._past.stamp(), 0, due]
             )
-        self._pending[partition].append(_Pending(first, frame, places))
-        if partition in self._open:
+        self._pending[producer].append(_Pending(first, frame, places))
+        if producer in self._open:
             suffers = self._manner.deduplicated and self._chance.random() < 0.15
-            self._wire.write(damaged(frame) if suffers else frame)
+            sent = damaged(frame) if suffers else frame
+            if self._unwritten is None:
+                self._wire.write(sent)
+            else:
+                self._unwritten.append(sent)
 
     def _heard(self, name: str, body: Any, _: Any) -> None:
         if name == "send_receipt":

@@ -27,11 +27,12 @@ from sluice.actors.consumer.payload import published_run
 from sluice.actors.messages import Published
 from sluice.actors.producer.batches import Outgoing, places
 from sluice.actors.producer.producer import Entrance, PartitionProducer, ProducerConfig
+from sluice.actors.producer.waves import Outcome
 from sluice.actors.pulsar.codec.fields import UNSIGNED
 from sluice.actors.pulsar.codec.frames import encode
 from sluice.actors.pulsar.codec.protocol import MalformedCommand, ServerError, command
 from sluice.actors.pulsar.codec.send_decoder import Group, Send, decode_sends, refuse
-from sluice.actors.pulsar.codec.vectorized_decoder import Sends
+from sluice.actors.pulsar.codec.vectorized_decoder import Answered, Sends
 from sluice.actors.pulsar.conversation.gateway.gateway import Gateway
 from sluice.actors.pulsar.conversation.producing.sequence_spans import (
     MOST_SEQUENCE,
@@ -63,8 +64,8 @@ class ProducerSession(Protocol):
 
     fails_by: int
 
-    def confirm(self, producer: int, partition: int, sends: Sends) -> None:
-        """Send the receipts of frames of this producer, soon: with those of other producers."""
+    def confirm(self, answered: Answered) -> None:
+        """Send the receipts of these frames, soon: with those of others."""
 
     def answer(self, data: bytes) -> None:
         """Send bytes to the client, behind all receipts so far."""
@@ -77,6 +78,12 @@ class ProducerSession(Protocol):
 
     async def answers(self) -> bool:
         """Return whether the client shows a sign of life soon."""
+
+
+class Joint(Protocol):
+    """Frames of this producer and of others, whose receipts go out without it."""
+
+    settled: bool
 
 
 class WireProducer:
@@ -95,9 +102,9 @@ class WireProducer:
     ) -> None:
         self._gateway, self._session = gateway, session
         self.tp, self.number, self.name = tp, number, name
-        self._waiting: list[Send | Sends] = []
+        self._waiting: list[Send | Sends | Joint] = []
         self.incarnation = gateway.fresh("gateway")
-        self._part = PartitionProducer(
+        self.part = PartitionProducer(
             gateway.ports,
             gateway.directory,
             ProducerConfig(tp.topic, tp.partition, stored_name(name), self.incarnation, entrance=entrance),
@@ -115,24 +122,24 @@ class WireProducer:
     async def open(self) -> None:
         """Register at the partition's owner, which may take until others have left. Raises SluiceErrors."""
         try:
-            await self._part.open()
+            await self.part.open()
         except Conflict as error:
             raise CommandRefused(ServerError.PRODUCER_BUSY, str(error)) from None
         if self.closed:  # meanwhile, when it had no place yet that it could leave
-            self._gateway.ports.spawn(self._part.leave(), "leave")
-        self._next = self._part.last_sequence + 1
-        self._numbers = Numbers(self._part.last_sequence)
+            self._gateway.ports.spawn(self.part.leave(), "leave")
+        self._next = self.part.last_sequence + 1
+        self._numbers = Numbers(self.part.last_sequence)
         self.ready = True
 
     @property
     def last_sequence_id(self) -> int:
         """The client's last number that is stored, -1 if that is not remembered: only with deduplication it is."""
-        return last_complete(self._part.last_sequence) if self._deduplicate else -1
+        return last_complete(self.part.last_sequence) if self._deduplicate else -1
 
     @property
     def topic_epoch(self) -> int | None:
         """The topic epoch for a client with exclusive access; None for others."""
-        return self._part.topic_epoch
+        return self.part.topic_epoch
 
     def send(self, sends: list[Send], size: int) -> None:
         """Frames of one read. size: their bytes."""
@@ -148,10 +155,10 @@ class WireProducer:
             share = left if number == len(groups) else size // len(groups)
             left -= share
             first = self._numbered(group.sends[-1].span[1], len(group.batch))
-            self._part.send(self._outgoing(group, first, share))
+            self.part.send(self._outgoing(group, first, share))
         if not groups:
             self._session.settled(size)
-        self._answer()
+        self.answer()
 
     def _outgoing(self, group: Group, first: int, size: int) -> Outgoing:
         """Return frames that are published together. first: the sequence of their first row at the topic."""
@@ -235,12 +242,30 @@ class WireProducer:
         known = np.concatenate([[self._numbers.sequence], numbers])
         return bool((np.diff(known) > 0).all() and numbers[-1] <= MOST_SEQUENCE)
 
+    def may_join(self) -> bool:
+        """Return whether its frames may be sent together with those of others: nothing of it is under way."""
+        return not (self._deduplicate or self._waiting) and self.part.is_free()
+
+    def join(self, joint: Joint, count: int) -> int:
+        """Send this number of rows with those of others; returns the sequence of the first at the topic."""
+        self._waiting.append(joint)
+        self.part.send_jointly()
+        return self._numbered(-1, count)
+
+    def send_alone(self, joint: Joint, sends: Sends, first: int, outcome: Outcome | None) -> None:
+        """Go on alone with its frames of a joint attempt, which had this outcome. first: the sequence of their first
+        row.
+        """
+        self._waiting[self._waiting.index(joint)] = sends
+        batch = sends.run(self.name, self._gateway.ports.clock.now)
+        self.part.publish_alone([self._outgoing_vectorized(sends, batch, first)], outcome)
+
     def send_vectorized(self, sends: Sends) -> None:
         """Frames of one read that were decoded together."""
         self._waiting.append(sends)
         first = self._first_of(sends)
         batch = sends.run(self.name, self._gateway.ports.clock.now)
-        self._part.send(self._outgoing_vectorized(sends, batch, first))
+        self.part.send(self._outgoing_vectorized(sends, batch, first))
 
     def _outgoing_vectorized(self, sends: Sends, batch: StoredBatch, first: int) -> Outgoing:
         """Return the same as `_outgoing`."""
@@ -307,7 +332,7 @@ class WireProducer:
         self._stop_taking()
         while self._waiting[-1] is not sends:
             self._waiting.pop()
-        self._part.close()
+        self.part.close()
         return False
 
     def _outcome(self, sends: list[Send], size: int) -> Callable[[np.ndarray, int, SluiceError | None], None]:
@@ -329,20 +354,22 @@ class WireProducer:
     def _done(self, size: int, error: SluiceError | None) -> None:
         """Sends with this number of bytes have their outcome."""
         self._session.settled(size)
-        self._answer()
+        self.answer()
         if error is not None and isinstance(error, Fenced) and not self.closed:
             self._session.fenced(self)
 
-    def _answer(self) -> None:
-        """Receipts, and refusals, of all sends whose turn it is."""
+    def answer(self) -> None:
+        """Send the receipts, and refusals, of all sends whose turn it is."""
         while self._waiting and self._waiting[0].settled:
             sends = self._waiting.pop(0)
             if self.closed:
                 continue
-            if isinstance(sends, Sends) and sends.error is None:
-                self._session.confirm(self.number, self.tp.wire_partition, sends)
-            else:
-                self._session.answer(self._receipt(sends) if isinstance(sends, Send) else self._refusals(sends))
+            if isinstance(sends, Send):
+                self._session.answer(self._receipt(sends))
+            elif isinstance(sends, Sends) and sends.error is not None:
+                self._session.answer(self._refusals(sends))
+            elif isinstance(sends, Sends):
+                self._session.confirm((self.number, self.tp.wire_partition, sends))
         if self._refused and not self._waiting and not self.closed:
             self._session.fenced(self)
 
@@ -375,7 +402,7 @@ class WireProducer:
 
     async def flush(self) -> None:
         """Wait until every send is settled."""
-        await self._part.flush()
+        await self.part.flush()
 
     def give_way(self) -> None:
         """Another producer has the topic to itself from now on."""
@@ -399,5 +426,5 @@ class WireProducer:
         """Stop sending; messages on their way may still be stored."""
         if not self.closed:
             self.closed = True
-            self._part.close()
-            self._gateway.ports.spawn(self._part.leave(), "leave")
+            self.part.close()
+            self._gateway.ports.spawn(self.part.leave(), "leave")

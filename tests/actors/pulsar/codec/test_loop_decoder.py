@@ -7,16 +7,26 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.actors.pulsar.codec.loop_decoder import read_few
+from sluice.actors.pulsar.codec.frames import Cut
+from sluice.actors.pulsar.codec.loop_decoder import SentRows, read_few, sends_of
 from sluice.actors.pulsar.codec.protocol import command
 from sluice.actors.pulsar.codec.send_decoder import decode_sends
+from sluice.actors.pulsar.codec.vectorized_decoder import Sends
 from tests.actors.pulsar.codec.test_vectorized_decoder import common, cut_of, messages, one_by_one, plain, sent_frames
 from tests.actors.pulsar.made import NOW, frame, single
 
 
+def decoded(cut: Cut) -> dict[int, Sends | None]:
+    """Return the frames that the loop takes as columns."""
+    read = read_few(cut, 0, len(cut))
+    rows = {producer: sent for producer, sent in read.items() if isinstance(sent, SentRows)}
+    others = {producer: sent for producer, sent in read.items() if not isinstance(sent, SentRows)}
+    return others | sends_of(rows)
+
+
 def agree(given_frames: list[tuple[int, bytes]]) -> dict[int, Any]:
     """Compare rows, hashes and times of each producer with those of its frames one by one."""
-    read = read_few(cut_of([one for _, one in given_frames]), 0, len(given_frames))
+    read = decoded(cut_of([one for _, one in given_frames]))
     for producer, sends in read.items():
         if sends is None:
             continue
@@ -47,7 +57,7 @@ def test_damaged_byte_then_the_loop_leaves_the_frame(
     victim = data.draw(st.integers(0, len(frames) - 1))
     covered = bytes(frames[victim]).index(b"\x0e\x01")
     frames[victim][data.draw(st.integers(covered, len(frames[victim]) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    read = read_few(cut_of([bytes(one) for one in frames]), 0, len(frames))
+    read = decoded(cut_of([bytes(one) for one in frames]))
     assert read.get(given_frames[victim][0]) is None
 
 
@@ -58,14 +68,11 @@ def test_single_messages_of_two_producers_then_all_are_taken() -> None:
     assert all(read[producer] is not None and len(read[producer]) == 10 for producer in (1, 2))
 
 
-def test_producers_of_one_place_then_their_rows_lie_side_by_side() -> None:
+def test_rows_of_several_producers_then_they_lie_side_by_side() -> None:
     made = [(producer, single(b"%d" % producer, partition_key=b"k", sequence_id=1)) for producer in range(6)]
-    cut = cut_of([_framed(producer, one) for producer, one in made])
-    read = read_few(cut, 0, len(cut), place=lambda producer: producer % 2)
-    assert list(read) == [0, 2, 4, 1, 3, 5]
-    taken = [sends.batch for sends in read.values() if sends is not None and sends.batch is not None]
-    assert len(taken) == 6
-    assert [(one.cut_from or (None, 0, 0))[1:] for one in taken] == [(at, at + 1) for at in range(6)]
+    taken = decoded(cut_of([_framed(producer, one) for producer, one in made]))
+    batches = [sends.batch for sends in taken.values() if sends is not None and sends.batch is not None]
+    assert [(one.cut_from or (None, 0, 0))[1:] for one in batches] == [(at, at + 1) for at in range(6)]
 
 
 def _framed(producer: int, one: Any) -> bytes:

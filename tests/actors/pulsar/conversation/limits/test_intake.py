@@ -177,6 +177,10 @@ class Topic:
         """See WireProducer."""
         return self._takes
 
+    def may_join(self) -> bool:
+        """See WireProducer."""
+        return False
+
     def send_vectorized(self, sends: Sends) -> None:
         """See WireProducer."""
         self._count(len(sends))
