@@ -21,7 +21,7 @@ from sluice.actors.messages import AccessMode, CloseProducer, OpenProducer, Publ
 from sluice.actors.ports import Address, Ports, Task, Unknown
 from sluice.actors.ports.wire import Blob
 from sluice.actors.producer.batches import RUN_BYTES, RUN_MESSAGES, Outgoing, halves
-from sluice.actors.producer.waves import PUBLISH_TIMEOUT, Outcome, Over, Segments, Waves
+from sluice.actors.producer.waves import PUBLISH_TIMEOUT, Outcome, Over, PublishColumns, Waves
 from sluice.actors.runtime.asking import ask
 from sluice.actors.runtime.backoff import Backoff
 from sluice.actors.runtime.gc_pressure import CLIENT, LET_GO
@@ -214,7 +214,7 @@ class PartitionProducer:
         del self._queue[: len(gathered)]
         return gathered, messages, size
 
-    def add_segments(self, to: Segments, gathered: list[Outgoing], count: int) -> None:
+    def add_segments(self, to: PublishColumns, gathered: list[Outgoing], count: int) -> None:
         """See WaveProducer. Of the batches only the end of the last one may be a number of its own."""
         last = gathered[-1]
         to.producers.append(self.name)

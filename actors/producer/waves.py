@@ -54,7 +54,7 @@ def _nothing() -> None:
 
 
 @dataclass(slots=True)
-class Segments:
+class PublishColumns:
     """The columns of a `PublishMany`, one row for each producer."""
 
     producers: list[str] = field(default_factory=list)
@@ -87,7 +87,7 @@ class WaveProducer(Protocol):
     def go_on(self) -> None:
         """Wait for the next wave if anything is queued."""
 
-    def add_segments(self, to: Segments, gathered: list[Outgoing], count: int) -> None:
+    def add_segments(self, to: PublishColumns, gathered: list[Outgoing], count: int) -> None:
         """Add what an owner must know of these. count: their messages."""
 
     def publish(self, gathered: list[Outgoing], over: Over) -> None:
@@ -217,7 +217,7 @@ class PartitionWaves:
         except Invalid:  # the sizes by which they were chosen are estimates
             over(partial(_publish_apart, parts))
             return
-        segments = Segments()
+        segments = PublishColumns()
         for part in parts:
             part.producer.add_segments(segments, part.group, part.count)
         request = PublishMany(

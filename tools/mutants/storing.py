@@ -325,22 +325,6 @@ STORING: list[Mutant] = [
         test="tests/actors/topic/test_publish.py::test_joint_run_with_a_stored_part_is_refused_whole",
     ),
     Mutant(
-        name="a producer sends beside its joint frames",
-        module="sluice.actors.pulsar.conversation.producing.wire_producer",
-        old="        self.part.send_jointly()\n",
-        new="",
-        world="gateway",
-        test="tests/actors/pulsar/conversation/producing/test_joint_sends.py::test_later_frames_wait_behind_the_joint_ones",
-    ),
-    Mutant(
-        name="refused joint frames of all but the first producer are given up",
-        module="sluice.actors.pulsar.conversation.producing.joint_sends",
-        old="            producer.send_alone(self, own, first, outcome)\n",
-        new="            producer.send_alone(self, own, first, outcome)\n            return\n",
-        world="gateway",
-        test="tests/actors/pulsar/conversation/producing/test_joint_sends.py::test_later_frames_wait_behind_the_joint_ones",
-    ),
-    Mutant(
         name="a wave that is too large is given up",
         module="sluice.actors.producer.waves",
         old="            over(partial(_publish_apart, parts))\n",

@@ -172,4 +172,20 @@ TALKING: list[Mutant] = [
         world=BROKER,
         test="tests/actors/producer/test_fencing.py",
     ),
+    Mutant(
+        name="a producer sends beside its joint frames",
+        module="sluice.actors.pulsar.conversation.producing.wire_producer",
+        old="        self.part.send_jointly()\n",
+        new="",
+        world="gateway",
+        test="tests/actors/pulsar/conversation/producing/test_joint_sends.py::test_later_frames_wait_behind_the_joint_ones",
+    ),
+    Mutant(
+        name="refused joint frames of all but the first producer are given up",
+        module="sluice.actors.pulsar.conversation.producing.joint_sends",
+        old="            producer.send_alone(self, own, first, outcome)\n",
+        new="            producer.send_alone(self, own, first, outcome)\n            return\n",
+        world="gateway",
+        test="tests/actors/pulsar/conversation/producing/test_joint_sends.py::test_later_frames_wait_behind_the_joint_ones",
+    ),
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -49,7 +49,7 @@ from sluice.actors.pulsar.conversation.limits.intake import (
     rest,
 )
 from sluice.actors.pulsar.conversation.limits.rates import Passed, held_back
-from sluice.actors.pulsar.conversation.producing.joint_sends import send_jointly
+from sluice.actors.pulsar.conversation.producing.joint_sends import send_together
 from sluice.actors.pulsar.conversation.producing.large_frame import LargeFrame
 from sluice.actors.pulsar.conversation.producing.wire_producer import WireProducer
 from sluice.actors.pulsar.refusals import CommandRefused, code_of
@@ -220,27 +220,14 @@ class ClientConnection(ClientSession):
         """SENDs up to there. Each producer's go out in their order, decoded together or, later, one by one."""
         self._flush()
         read = read_few(reading.cut, reading.at, end, self.gateway.vectorized_from)
-        rows: dict[int, tuple[WireProducer, SentRows]] = {}
-        columns: dict[int, tuple[WireProducer, Sends]] = {}
-        for number, found in read.items():
-            producer = self._producer(number)
-            if producer is not None and isinstance(found, SentRows):
-                rows[number] = producer, found
-            elif producer is not None and isinstance(found, Sends):
-                columns[number] = producer, found
-        alone = send_jointly(self, rows)
-        joint = {number: one for number, one in rows.items() if number not in alone}
-        columns = {number: one for number, one in (columns | alone).items() if one[0].takes(one[1])}
-        for producer, sends in columns.values():
-            producer.send_vectorized(sends)
-        self._count_taken([*joint.values(), *columns.values()])
-        done = joint.keys() | columns.keys()
-        if read and len(done) == len(read):
+        taken = send_together(self, read, self._producer)
+        self._count_taken(taken.values())
+        if read and len(taken) == len(read):
             reading.at = end
         else:
-            reading.done, reading.done_until = done, end
+            reading.done, reading.done_until = taken, end
 
-    def _count_taken(self, taken: Sequence[tuple[WireProducer, SentRows | Sends]]) -> None:
+    def _count_taken(self, taken: Collection[tuple[WireProducer, SentRows | Sends]]) -> None:
         """Count frames that were sent, for the bounds of this connection and for the rates of their partitions."""
         self.intake.pending(sum([sent.size for _, sent in taken]))
         passed: dict[TopicPartition, tuple[int, int]] = {}

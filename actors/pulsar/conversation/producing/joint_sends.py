@@ -7,13 +7,13 @@ on with its own frames as if they had come alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 
 from sluice.actors.producer.batches import Outgoing, places
 from sluice.actors.producer.producer import PartitionProducer
-from sluice.actors.producer.waves import JOINT_BYTES, Outcome, Over, PartitionWaves, Segments
+from sluice.actors.producer.waves import JOINT_BYTES, Outcome, Over, PartitionWaves, PublishColumns
 from sluice.actors.pulsar.codec.loop_decoder import SentRows, batch_of, sends_of
 from sluice.actors.pulsar.codec.send_decoder import hash_without_key
 from sluice.actors.pulsar.codec.vectorized_decoder import Receipts, Sends
@@ -26,7 +26,33 @@ Sent = tuple[WireProducer, SentRows]
 """A producer, and its frames of one read."""
 
 
-def send_jointly(session: ProducerSession, several: Mapping[int, Sent]) -> dict[int, tuple[WireProducer, Sends]]:
+def send_together(
+    session: ProducerSession,
+    read: Mapping[int, SentRows | Sends | None],
+    find: Callable[[int], WireProducer | None],
+) -> dict[int, tuple[WireProducer, SentRows | Sends]]:
+    """Send the frames of one read, and return those that were taken, each with its producer; by the producer's number.
+
+    find: the producer of a number, None without one.
+    """
+    rows: dict[int, Sent] = {}
+    columns: dict[int, tuple[WireProducer, Sends]] = {}
+    for number, found in read.items():
+        producer = find(number)
+        if producer is not None and isinstance(found, SentRows):
+            rows[number] = producer, found
+        elif producer is not None and isinstance(found, Sends):
+            columns[number] = producer, found
+    alone = _send_jointly(session, rows)
+    taken: dict[int, tuple[WireProducer, SentRows | Sends]] = {n: one for n, one in rows.items() if n not in alone}
+    for number, (producer, sends) in (columns | alone).items():
+        if producer.takes(sends):
+            taken[number] = producer, sends
+            producer.send_vectorized(sends)
+    return taken
+
+
+def _send_jointly(session: ProducerSession, several: Mapping[int, Sent]) -> dict[int, tuple[WireProducer, Sends]]:
     """Send what may go jointly, and return the rest as columns: frames of producers that are alone on their partition,
     or that have something under way.
     """
@@ -106,7 +132,7 @@ class JointSends:
             raise InvariantViolation("joint sends are published once")
         return [outgoing], len(outgoing.rows), self._size
 
-    def add_segments(self, to: Segments, gathered: list[Outgoing], count: int) -> None:
+    def add_segments(self, to: PublishColumns, gathered: list[Outgoing], count: int) -> None:
         to.producers += [part.name for part in self._parts]
         to.sessions += [part.session for part in self._parts]
         to.first_sequences += self._firsts

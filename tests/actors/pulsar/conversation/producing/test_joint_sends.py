@@ -23,7 +23,7 @@ from tests.sim.worlds.wire import Wire, batch_frame
 PRODUCERS = 5
 
 
-class Asked:
+class Publishes:
     """The number of producers in each run that was published. first: takes the place of the first outcome, if it is
     not None.
     """
@@ -73,7 +73,7 @@ async def stored(clients: Clients, count: int) -> list[int]:
 
 
 def test_producers_that_wait_publish_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked(monkeypatch)
+    asked = Publishes(monkeypatch)
 
     async def scenario(clients: Clients) -> None:
         wire = await joined(clients)
@@ -98,7 +98,7 @@ def test_later_frames_wait_behind_the_joint_ones(monkeypatch: pytest.MonkeyPatch
 
     While it is under way each producer sends one more message, and one that is refused at once.
     """
-    asked = Asked(monkeypatch, outcome)
+    asked = Publishes(monkeypatch, outcome)
 
     async def scenario(clients: Clients) -> None:
         wire = await joined(clients)
@@ -119,7 +119,7 @@ def test_later_frames_wait_behind_the_joint_ones(monkeypatch: pytest.MonkeyPatch
 
 
 def test_one_message_is_refused_then_the_others_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked(monkeypatch)
+    asked = Publishes(monkeypatch)
 
     async def scenario(clients: Clients) -> None:
         wire = await joined(clients)
@@ -178,7 +178,7 @@ def test_messages_without_keys_are_spread_by_their_own_producer(monkeypatch: pyt
 
 
 def test_more_producers_than_a_run_holds_then_several_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, count = Asked(monkeypatch), MAX_SEGMENTS + 7
+    asked, count = Publishes(monkeypatch), MAX_SEGMENTS + 7
 
     async def scenario(clients: Clients) -> None:
         wire = await joined(clients, count)
@@ -191,7 +191,7 @@ def test_more_producers_than_a_run_holds_then_several_runs(monkeypatch: pytest.M
 
 
 def test_a_producer_alone_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked(monkeypatch)
+    asked = Publishes(monkeypatch)
 
     async def scenario(clients: Clients) -> None:
         wire = await joined(clients, 1)
