@@ -81,6 +81,7 @@ from sluice.actors.topic.partition.producers import (
     Join,
     KnownProducer,
     NotYet,
+    Pending,
     Producers,
     Stored,
     StoreNow,
@@ -294,7 +295,7 @@ class Topic(Actor):
         check_segments(request)
         run, _ = self._decoded(request, cast(memoryview, request.payload.data))
         stored = self._append_many(request, run, Blob(run.payload))
-        stored.then(lambda: answer(_of_whole_run(stored.outcome(), run.count)))
+        stored.then(lambda: answer(stored.outcome()))
         return True
 
     def _takes_now(self, request: Publish | PublishMany) -> bool:
@@ -324,7 +325,7 @@ class Topic(Actor):
             if isinstance(verdict, Stored):
                 return verdict.published
             if isinstance(verdict, Join):
-                return await verdict.outcome
+                return await verdict.pending.published()
             if isinstance(verdict, Tail):
                 await self._publish_tail(request, run, verdict.skip)
                 return Published(ledger=0, first_entry=0, count=request.count, duplicate=True)
@@ -348,20 +349,20 @@ class Topic(Actor):
     def _append(
         self, run: Run, blob: Blob, producers: Sequence[KnownProducer], segments: tuple[Segment, ...]
     ) -> SharedFuture[Published]:
-        """Give a run its place; the outcome of its first segment. producers: those of the segments.
+        """Give a run its place; returns its outcome. producers: those of the segments.
 
         Others may wait for it too: a caller that goes ends it for nobody.
         """
-        now, outcomes = self.ports.clock.now(), list[SharedFuture[Published]]()
+        now, outcome, before = self.ports.clock.now(), SharedFuture[Published](), 0
         for producer, (_, first, count) in zip(producers, segments, strict=True):
-            outcomes.append(SharedFuture())
-            self._producers.push(producer, first, count, outcomes[-1], now)
+            self._producers.push(producer, Pending(first, count, outcome, before), now)
+            before += count
         self._log.append(run, segments, blob)
         if self._publishes_waiting:
             for name, _, _ in segments:
                 for signal in self._publishes_waiting.pop(name, ()):
                     signal.set()
-        return outcomes[0]
+        return outcome
 
     @property
     def _ever_given_up(self) -> bool:
@@ -385,11 +386,10 @@ class Topic(Actor):
             if self._log.ready:
                 break
         # No await from here on until the run has its place.
-        at = await self._append_many(request, run, blob)
-        return Published(ledger=at.ledger, first_entry=at.first_entry, count=run.count)
+        return await self._append_many(request, run, blob)
 
     def _append_many(self, request: PublishMany, run: Run, blob: Blob) -> SharedFuture[Published]:
-        """Give a run of several producers its place; the outcome of its first segment. Raises Conflict, Fenced."""
+        """Give a run of several producers its place; returns its outcome. Raises Conflict, Fenced."""
         producers = self._judge_all(request)
         self._termination.check()
         segments = tuple(zip(request.producers, request.first_sequences, request.counts, strict=True))
@@ -637,13 +637,6 @@ class Topic(Actor):
         await self._ready()
         stats = describe(self._log, self._producers, self._maintenance, self._reads.unreadable)
         return Text(json=json.dumps({**stats, "bucketDelayedIndexStats": self._delayed.stats()}))
-
-
-def _of_whole_run(outcome: Published | SluiceError, count: int) -> Outcome:
-    """Return the outcome of a run by that of its first segment."""
-    if isinstance(outcome, SluiceError):
-        return outcome
-    return Published(ledger=outcome.ledger, first_entry=outcome.first_entry, count=count)
 
 
 def _decode_run(request: Publish | PublishMany | PublishResults, run: Run) -> StoredBatch:

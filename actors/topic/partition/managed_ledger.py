@@ -254,12 +254,13 @@ class ManagedLedger:
             self.open_bytes += size
             self._runs_since += 1
             self._bytes_since += size
-            entry = header.first_entry
+            entry, outcome = header.first_entry, None
             for producer, first, count in header.parts:
-                outcome = self._producers.confirm(producer, first, count, header.ledger, entry)
-                if outcome is not None:
-                    outcome.set_result(Published(ledger=header.ledger, first_entry=entry, count=count))
+                outcome = self._producers.confirm(producer, first, count, header.ledger, entry) or outcome
                 entry += count
+            if outcome is not None:
+                at = Published(ledger=header.ledger, first_entry=header.first_entry, count=header.count)
+                outcome.set_result(at)
         self._room.set()
         self.wake()
 

@@ -18,9 +18,10 @@ were replaced are remembered, so that their late calls cannot take the name back
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sluice.actors.ledger.record import ProducerRecord, StoredRun, is_source
@@ -29,6 +30,7 @@ from sluice.actors.messages.limits import SEQUENCES
 from sluice.actors.runtime.shared_future import SharedFuture
 from sluice.actors.runtime.wall_clock import heard_at
 from sluice.storage.errors import Fenced, Invalid, ProducerFenced, SluiceError
+from sluice.storage.format.batch import MAX_RUN_MESSAGES
 from sluice.storage.format.frame import MAX_NAMES_BYTES, MAX_SEGMENTS
 
 if TYPE_CHECKING:
@@ -60,8 +62,9 @@ def check_segments(request: PublishMany) -> None:
         raise Invalid(f"a run is of 2 to {MAX_SEGMENTS} producers, each named once, with the same columns for all")
     if min(request.counts) <= 0 or sum([len(name.encode()) for name in names]) > MAX_NAMES_BYTES:
         raise Invalid(f"each producer has messages, and their names have at most {MAX_NAMES_BYTES} bytes together")
-    for first, count in zip(request.first_sequences, request.counts, strict=True):
-        check_sequences(first, count)
+    if min(request.first_sequences) < 0 or max(request.first_sequences) > SEQUENCES - MAX_RUN_MESSAGES:
+        for first, count in zip(request.first_sequences, request.counts, strict=True):
+            check_sequences(first, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +84,9 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The same run is under way: wait for its outcome."""
+    """The same messages are under way: wait for their outcome."""
 
-    outcome: SharedFuture[Published]
+    pending: Pending
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +106,19 @@ class Tail:
 
 @dataclass(slots=True)
 class Pending:
-    """A run that has a place and is not confirmed."""
+    """Messages that have a place and are not confirmed. outcome: of the run in which they are. before: how many
+    messages of the run come before them.
+    """
 
     first: int
     count: int
     outcome: SharedFuture[Published]
+    before: int = 0
+
+    async def published(self) -> Published:
+        """Wait for the outcome of these messages. Raises what the run was refused with."""
+        run = await self.outcome
+        return Published(ledger=run.ledger, first_entry=run.first_entry + self.before, count=self.count)
 
 
 @dataclass(slots=True)
@@ -121,17 +132,13 @@ class KnownProducer:
     stored: int = -1
     seen: int = 0
     pending: OrderedDict[int, Pending] = field(default_factory=OrderedDict)
-    recent: list[StoredRun] = field(default_factory=list)
+    recent: deque[StoredRun] = field(default_factory=partial(deque[StoredRun], maxlen=REMEMBERED_RUNS))
+    """The latest runs that have their place."""
 
     def replaces(self, incarnation: str) -> None:
         """Note that this incarnation has given way; the latest such are remembered."""
         self.replaced.append(incarnation)
         del self.replaced[:-REPLACED_INCARNATIONS]
-
-    def remember(self, run: StoredRun) -> None:
-        """This run has its place; the latest such are remembered."""
-        self.recent.append(run)
-        del self.recent[:-REMEMBERED_RUNS]
 
     def published(self, first: int, count: int) -> Published:
         """Return the place of stored sequences; ledger 0 when it is forgotten."""
@@ -237,24 +244,22 @@ class Producers:
             return STORE_NOW if follows is not None and follows <= producer.pushed else NotYet(predecessor=True)
         pending = producer.pending.get(first)
         if pending is not None and pending.count == count:
-            return Join(pending.outcome)
+            return Join(pending)
         if producer.pending:
             return NotYet(predecessor=False)
         return Tail(producer.stored + 1 - first)
 
     @staticmethod
-    def push(producer: KnownProducer, first: int, count: int, outcome: SharedFuture[Published], now: int) -> Pending:
-        """Note that a run was given a place."""
-        pending = Pending(first, count, outcome)
-        producer.pending[first] = pending
-        producer.pushed = first + count - 1
+    def push(producer: KnownProducer, pending: Pending, now: int) -> None:
+        """Note that messages were given a place."""
+        producer.pending[pending.first] = pending
+        producer.pushed = pending.first + pending.count - 1
         producer.seen = now
-        return pending
 
     def confirm(
         self, name: str, first: int, count: int, ledger: int, first_entry: int
     ) -> SharedFuture[Published] | None:
-        """Confirm the run at its place; returns the future of its outcome, if it has one."""
+        """Confirm messages at their place; returns the future of their run's outcome, if it has one."""
         if is_source(name):
             return self.results.confirm(name, first)
         if (producer := self._known.get(name)) is None:
@@ -263,7 +268,7 @@ class Producers:
             producer.stored = last
         if producer.pushed < producer.stored:
             producer.pushed = producer.stored
-        producer.remember(StoredRun(first, count, ledger, first_entry))
+        producer.recent.append(StoredRun(first, count, ledger, first_entry))
         pending = producer.pending.pop(first, None)
         return None if pending is None else pending.outcome
 
@@ -277,7 +282,7 @@ class Producers:
         for name, record in saved.items():
             seen = heard_at(record.seen, now, FORGET_MS)
             producer = KnownProducer(pushed=record.highest, stored=record.highest, seen=seen)
-            producer.recent.extend(record.recent[-REMEMBERED_RUNS:])
+            producer.recent.extend(record.recent)
             self._known[name] = producer
 
     def snapshot(self, now: int) -> dict[str, ProducerRecord]:

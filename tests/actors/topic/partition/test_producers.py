@@ -15,6 +15,7 @@ from sluice.actors.topic.partition.producers import (
     Join,
     KnownProducer,
     NotYet,
+    Pending,
     Producers,
     Stored,
     StoreNow,
@@ -33,7 +34,7 @@ def opened(producers: Producers, name: str = "p") -> KnownProducer:
 
 
 def push(producers: Producers, producer: KnownProducer, first: int, count: int) -> None:
-    producers.push(producer, first, count, outcome(), now=0)
+    producers.push(producer, Pending(first, count, outcome()), now=0)
 
 
 async def test_the_five_judgements() -> None:
@@ -142,7 +143,7 @@ async def test_a_stopping_owner_leaves_nobody_waiting() -> None:
     waiting = producers.judge(producer, 0, 1)
     assert isinstance(waiting, Join)
     with pytest.raises(Fenced):
-        await waiting.outcome
+        await waiting.pending.published()
 
 
 async def test_names_that_do_not_fit_a_header_are_refused() -> None:
