@@ -7,6 +7,7 @@ same rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,7 +20,7 @@ import numpy as np
 from sluice.actors.pulsar.codec.compression import NONE
 from sluice.actors.pulsar.codec.frames import CHECKSUMMED, U32, Cut
 from sluice.actors.pulsar.codec.metadata_checks import check_metadata
-from sluice.actors.pulsar.codec.protocol import Command, MalformedCommand, Metadata, parse
+from sluice.actors.pulsar.codec.protocol import Command, MalformedCommand, Metadata, parse, tags
 from sluice.actors.pulsar.codec.send_decoder import (
     IN_COLUMNS,
     KEY,
@@ -32,7 +33,7 @@ from sluice.actors.pulsar.codec.send_decoder import (
     stored,
 )
 from sluice.actors.pulsar.codec.vectorized_decoder import SEND_COMMAND, Sends, read_sends
-from sluice.storage.format.batch import LAST_TIME, StoredBatch
+from sluice.storage.format.batch import LAST_TIME, MAX_MESSAGE_BYTES, StoredBatch
 
 VECTORIZED_FROM = 180
 """From so many messages of one read on columns are cheaper than the loop: measured with messages of 100 bytes of one
@@ -45,6 +46,16 @@ _OFTEN = ("sequence_id", "publish_time", "partition_key")
 """The fields with columns that nearly every message has. Others that stay make the rest a rarer one, and no other."""
 _SHORT = 256
 """The loop leaves longer rests of metadata to others."""
+_VARINT = rb"([\x80-\xff]{0,8}[\x00-\x7f])"
+_PLAIN = re.compile(
+    rb"\x08\x06\x32(.)\x08" + _VARINT + rb"\x10" + _VARINT + rb"(?:\x18\x01)?"
+    rb"\x0e\x01(....)(....)\x0a(.)([ -~]*)\x10" + _VARINT + rb"\x18" + _VARINT,
+    re.DOTALL,
+)
+"""How a SEND begins of which nothing but its numbers, its key and its payload differs from that before it: its command,
+the checksum, and of its metadata name, sequence id and time. Numbers of 63 bits at most.
+"""
+_KEY_TAG = tags("Metadata", "partition_key")[0]
 _LAST = (1 << 63) - 1
 """The columns of Sends hold no higher number."""
 
@@ -85,7 +96,10 @@ def read_few(
     least = min(_BATCHES_FROM, vectorized_from)
     data, checksum, number_at = cut.data, google_crc32c.value, U32.unpack_from
     bounds = [*cut.starts[first:end], cut.starts[end] if end < len(cut) else cut.end]
+    few = end - first < vectorized_from
     for start, stop in pairwise(bounds):
+        if few and _take_plain(found, data, start, stop):
+            continue
         at = start + 8 + number_at(data, start + 4)[0]
         try:
             command = parse(Command, data[start + 8 : at])
@@ -112,6 +126,63 @@ def read_few(
                 continue
         found[producer] = None
     return found
+
+
+def _take_plain(found: dict[int, SentRows | None], data: bytes, start: int, stop: int) -> bool:
+    """Add the row of a frame with nothing but what nearly every one has; False for any other."""
+    match = _PLAIN.match(data, start + 8, stop)
+    if match is None:
+        return False
+    length, producer_id, sequence_id, checksum, size, name_length, name, number, time = match.groups()
+    at = match.start(4) - 2
+    command_size, behind = U32.unpack_from(data, start + 4)[0], at + 10 + int.from_bytes(size, "big")
+    fits = at == start + 8 + command_size and length[0] == command_size - 4 and len(name) == name_length[0] < 0x80
+    if not fits or not match.end() <= behind <= stop:
+        return False
+    key, key_at = None, match.end()
+    if key_at + 2 <= behind and data[key_at] == _KEY_TAG and data[key_at + 1] < 0x80:
+        key_at += 2 + data[key_at + 1]
+        key = data[match.end() + 2 : key_at]
+    left = data[match.start(7) - 2 : match.end(7)] + data[key_at:behind]
+    publish_time, payload = _number(time), data[behind:stop]
+    kept = _kept_plain(left) if len(left) <= _SHORT and key_at <= behind else None
+    if kept is None or publish_time > LAST_TIME or len(payload) > MAX_MESSAGE_BYTES:
+        return False
+    if google_crc32c.value(data[at + 6 : stop]) != int.from_bytes(checksum, "big"):
+        return False
+    producer, sequence = _number(producer_id), _number(number)
+    taken = found.setdefault(producer, SentRows())
+    if taken is not None:
+        if key is None:
+            taken.keyless.append((len(taken.rows), sequence))
+        taken.rows.append((key, payload, publish_time, None, None, None, 0, sequence, None, kept))
+        taken.sequence.append(_number(sequence_id))
+        taken.highest.append(-1)
+        taken.size += stop - start
+    return True
+
+
+def _number(varint: bytes) -> int:
+    """Decode a whole varint."""
+    value = varint[0]
+    if value < 0x80:
+        return value
+    value &= 0x7F
+    for place, byte in enumerate(varint[1:], 1):
+        value |= (byte & 0x7F) << 7 * place
+    return value
+
+
+@lru_cache(1024)
+def _kept_plain(left: bytes) -> bytes | None:
+    """Return what `_kept` does, and None where a field with a column is among them, or a key that is too long."""
+    try:
+        metadata = parse(Metadata, left)
+    except MalformedCommand:
+        return None
+    if metadata.properties or any(metadata.HasField(name) for name in IN_COLUMNS if name != "properties"):
+        return None
+    return _kept(metadata.SerializeToString())
 
 
 def _take(taken: SentRows, asked: Any, encoded: bytes, payload: bytes) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.actors.pulsar.codec import loop_decoder
 from sluice.actors.pulsar.codec.frames import Cut
 from sluice.actors.pulsar.codec.loop_decoder import SentRows, read_few, sends_of
 from sluice.actors.pulsar.codec.protocol import command
@@ -75,6 +77,38 @@ def test_rows_of_several_producers_then_they_lie_side_by_side() -> None:
     assert [(one.cut_from or (None, 0, 0))[1:] for one in batches] == [(at, at + 1) for at in range(6)]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"producer_name": b"x" * 130},
+        {"producer_name": "é".encode()},
+        {"partition_key": b"k" * 130},
+        {"partition_key": b"a\x10b"},
+        {"partition_key": b""},
+        {"publish_time": 1 << 63},
+        {"sequence_id": (1 << 64) - 1},
+        {"partition_key": b"aw==", "key_is_base64": True},
+        {"key_is_base64": False},
+        {"null_value": True},
+        {"event_time": 5},
+        {"ordering_key": b"o"},
+        {"schema_version": b"\0" * 8},
+        {},
+    ],
+)
+def test_frame_near_the_plain_form_then_its_row_is_that_of_protobuf(change: dict[str, Any]) -> None:
+    """The loop takes the plain form by a regular expression; every other frame by Pulsar's own messages."""
+    one = single(b"x", **({"partition_key": b"k", "sequence_id": 7} | change))
+    agree([(3, _framed(3, one)), (4, _framed(4, single(b"y", partition_key=b"k", sequence_id=300)))])
+
+
 def _framed(producer: int, one: Any) -> bytes:
     asked = command("send", producer_id=producer, sequence_id=one.command.sequence_id)
     return frame(asked, bytes(one.body.metadata), bytes(one.body.payload))
+
+
+def test_plain_frame_then_no_command_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = cut_of([_framed(3, single(b"x", partition_key=b"k")), _framed(4, single(b"y"))])
+    read_few(cut, 0, 2)  # what the metadata have beside their columns is parsed once
+    monkeypatch.setattr(loop_decoder, "parse", None)
+    assert {*read_few(cut, 0, 2)} == {3, 4}
