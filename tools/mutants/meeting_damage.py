@@ -301,7 +301,7 @@ MEETING_DAMAGE: list[Mutant] = [
         old="        except (*REFUSALS, Corrupt) as error:\n            if self._writer",
         new="        except REFUSALS as error:\n            if self._writer",
         world=BROKER,
-        test="tests/actors/topic/test_topic.py::test_an_open_ledger_goes_on_when_no_id_can_be_had_for_the_next",
+        test="tests/actors/topic/test_topic.py::test_an_open_ledger_goes_on_when_no_id_can_be_had",
     ),
     Mutant(
         name="a table of delays that is refused blocks the next ones",

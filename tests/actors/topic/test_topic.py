@@ -55,7 +55,7 @@ def test_a_new_owner_finds_everything_and_the_old_one_is_fenced() -> None:
     World(2).play(scenario)
 
 
-def test_an_open_ledger_goes_on_when_no_id_can_be_had_for_the_next() -> None:
+def test_an_open_ledger_goes_on_when_no_id_can_be_had() -> None:
     """The record of ids is damaged: publishing and upkeep go on with the ledger that there is."""
 
     async def scenario(world: World) -> None:

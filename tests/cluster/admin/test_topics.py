@@ -183,7 +183,7 @@ def test_a_subscription_that_is_refused_is_not_made(tool: Tool, client: pulsar.C
 def test_a_subscription_misses_nothing_when_its_start_fails(
     tool: Tool, client: pulsar.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is there by then, so a second request makes no other one: messages that come twice are better than none."""
+    """The subscription is there by then, and a second request makes no other: twice is better than never."""
 
     async def away(*_: object) -> int:
         raise Unavailable("the topic does not answer")

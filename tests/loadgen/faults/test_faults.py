@@ -241,8 +241,8 @@ def test_spare_that_is_dead_is_not_what_a_consumer_comes_back_in(tmp_path: Path,
     assert fleet.working[-1].pid == PretendedProcess.made[3].pid
 
 
-def test_process_that_does_not_answer_shares_its_incarnation_with_none(tmp_path: Path, killed: list[int]) -> None:
-    """It may have joined all the same: two consumers under one incarnation would be one to the judge."""
+def test_process_that_does_not_answer_keeps_its_incarnation(tmp_path: Path, killed: list[int]) -> None:
+    """The process may have joined: two consumers under one incarnation would be one to the judge."""
     fleet = make_fleet(tmp_path)
     fleet.start(2, spares=1)
     spare = PretendedProcess.made[2]

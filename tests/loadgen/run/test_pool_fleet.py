@@ -69,7 +69,7 @@ def test_a_worker_writes_the_history_of_a_consumer(tmp_path: Path) -> None:
     assert ConsumerProgress.read(job.progress / file.stem) == ConsumerProgress(True, ROWS, 0)
 
 
-def test_nothing_counts_as_confirmed_before_the_worker_acknowledges_it(tmp_path: Path) -> None:
+def test_handled_rows_are_confirmed_once_the_worker_acknowledges(tmp_path: Path) -> None:
     """A worker acknowledges when its handler has returned, and may be killed in between."""
     job = make_job(tmp_path)
     consumer = SimpleNamespace(consumer_name=lambda: "consumer-0", wait_acknowledged=lambda timeout_ms: None)

@@ -34,7 +34,7 @@ def test_reopened_spool_goes_on_and_recognises_what_it_holds(tmp_path: Path) -> 
     assert spool.append(rows(9)) == 1
 
 
-def test_message_of_another_partition_is_another_one_in_any_ledger(tmp_path: Path) -> None:
+def test_message_of_another_partition_is_another_in_any_ledger(tmp_path: Path) -> None:
     """A message that is taken for one that is held is acknowledged, and never read."""
     spool = Spool(tmp_path)
     spool.append(rows(position(3, 0), partition=1))

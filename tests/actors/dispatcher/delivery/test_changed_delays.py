@@ -223,7 +223,7 @@ def test_a_table_that_is_written_and_damaged_is_written_again() -> None:
 
 @pytest.mark.parametrize("refusal", [Invalid, AccessDenied, Corrupt])
 def test_a_table_that_the_store_refuses_stays_in_the_record(refusal: type[SluiceError]) -> None:
-    """What was asked for is done and durable all the same, and the next changes try again."""
+    """All that was asked for is done and durable all the same, and the next changes try again."""
 
     async def scenario(world: World) -> None:
         one = owner(world, 1)
