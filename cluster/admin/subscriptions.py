@@ -93,9 +93,10 @@ class Subscriptions:
         if isinstance(start, str):  # before anything is made: who asks again would hear that it is there
             start = await self._behind(at, start) if excluded else start
             named_position(start, await self._broker.ask_owner(which.topic, partition, None, ReadEnds()))
-        first = "earliest" if start == EARLIEST else "latest"
-        settings = SubscriptionSettings(initial_position=first)
         for number in range(count):
+            # Where a message id is sought below, all is wanted until then: the seek may fail.
+            all_of_it = start == EARLIEST or (isinstance(start, str) and number == partition)
+            settings = SubscriptionSettings(initial_position="earliest" if all_of_it else "latest")
             await self._broker.directory.dispatcher(which.topic, number, name, settings, [])
         if properties:
             await self._broker.rows(Named(which.topic, None), name, SetProperties(properties=properties))

@@ -509,7 +509,8 @@ class AsyncClient(OfThisProcess, StoredMessages):
 
     async def last_message_ids(self, topic: str) -> list[MessageId]:
         """Return the last stored message of each partition; its position is -1 where there is none."""
-        return [MessageId(p, reply.last) for p, reply in enumerate(await self._ask_owners(topic, None, ReadEnds()))]
+        ends = await self._ask_owners(topic, None, ReadEnds())
+        return [MessageId(p, each.last if each.last >= each.first else -1) for p, each in enumerate(ends)]
 
     def _fresh(self) -> str:
         """Make up what no other client has."""

@@ -39,7 +39,7 @@ from sluice.cluster.client.typed_values import TypedValues
 from sluice.cluster.typed.variables import V
 from sluice.storage.errors import Fenced, Invalid, NotFound, SluiceError, Unavailable
 from sluice.storage.format.batch import LAST_TIME
-from sluice.storage.format.position import ascending
+from sluice.storage.format.position import ascending, parse
 
 Rows = npt.NDArray[np.int64]
 ChosenRows = Rows | Sequence[int]
@@ -114,6 +114,8 @@ class ConsumerCore(OfThisProcess, Generic[V]):
         self._timer: asyncio.TimerHandle | None = None
         self._chunks = ChunkJoiner(loop, options, lambda: self._client, self._receiving.end)
         self._full = False
+        self.goes_on: dict[int, int] = {}
+        """Where the last seek put each partition that it moved; of one topic."""
         """Whether the partitions fetch nothing, because what was not received yet has many bytes."""
         self._closed = False
 
@@ -335,7 +337,12 @@ class ConsumerCore(OfThisProcess, Generic[V]):
         client, subscription = self._client, self.options.subscription
         for part, session in sessions:
             part.sought = session
-        await together(client.admin(topic, subscription, "seek", partition=partition, **words) for topic in topics)
+
+        async def move(topic: str) -> None:
+            rows = await client.admin(topic, subscription, "seek", partition=partition, **words)
+            self.goes_on = {number: parse(row["position"]) for number, row in enumerate(rows, partition or 0)}
+
+        await together(move(topic) for topic in topics)
         await within(self._sessions_over(sessions), SEEK_S)
 
     async def _sessions_over(self, sessions: list[tuple[PartitionConsumer, int]]) -> None:

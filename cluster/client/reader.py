@@ -54,12 +54,10 @@ class ReaderCore(OfThisProcess, Generic[V]):
         if start.is_stored():
             self._reached[start.partition_index] = start.position - inclusive
 
-    def _sought(self, to: MessageId | int, last: list[MessageId]) -> None:
-        """The reader goes on from there. last: the last message of each partition by then."""
-        if isinstance(to, MessageId) and to.is_stored():  # the other partitions stay where they are
-            self._reached[to.partition_index], self._skipped = to.position - 1, None
-        else:
-            self._begin(to if to == MessageId.latest else MessageId.earliest, last, inclusive=True)
+    def _sought(self) -> None:
+        """The reader goes on where its consumer does; partitions that did not move stay where they are."""
+        self._reached |= {number: at - 1 for number, at in self.consumer.goes_on.items()}
+        self._skipped = None
 
     def _takes(self, message: Message[V]) -> bool:
         """Note a message as read. Return whether its reader gets it: not the one that it begins behind."""
@@ -106,7 +104,7 @@ class Reader(ReaderCore[V]):
     def seek(self, to: MessageId | int) -> None:
         """Go on from a message, or from a time in ms since 1970; see Consumer.seek."""
         self.consumer.seek(to)
-        self._sought(to, self.consumer.get_last_message_ids())
+        self._sought()
 
     def close(self) -> None:
         """Leave, and delete the subscription; where that fails it goes by itself."""
@@ -148,7 +146,7 @@ class AsyncReader(ReaderCore[V]):
     async def seek(self, to: MessageId | int) -> None:
         """Go on from a message, or from a time in ms since 1970; see AsyncConsumer.seek."""
         await self.consumer.seek(to)
-        self._sought(to, await self.consumer.get_last_message_ids())
+        self._sought()
 
     async def close(self) -> None:
         """Leave, and delete the subscription; where that fails, or is cancelled, it goes by itself."""

@@ -76,17 +76,27 @@ def recorded_chunks(data_dir: Path, topic: str, subscription: str) -> Iterator[R
 
     Raises NotFound where nothing is recorded at all, Corrupt.
     """
+    for file in recorded_files(data_dir):
+        yield from chunks_in(file, topic, subscription)
+
+
+def recorded_files(data_dir: Path) -> list[Path]:
+    """Return the files of all processes of this machine, in order. Raises NotFound if there are none."""
     files = sorted((data_dir / FOLDER).glob(f"*/{PREFIX}*"))
     if not files:
         raise NotFound(f"{data_dir / FOLDER} has no recordings; see recorder_bytes, and --data-dir of the machine")
-    for file in files:
-        try:
-            data = file.read_bytes()
-        except FileNotFoundError:  # the ring went on
-            continue
-        for chunk in unpack(data, str(file), whole=False):
-            if (chunk.of.topic, chunk.of.subscription) == (topic, subscription):
-                yield chunk
+    return files
+
+
+def chunks_in(file: Path, topic: str, subscription: str) -> Iterator[RecordedCalls]:
+    """Yield what a file has of a subscription. Raises Corrupt."""
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:  # the ring went on
+        return
+    for chunk in unpack(data, str(file), whole=False):
+        if (chunk.of.topic, chunk.of.subscription) == (topic, subscription):
+            yield chunk
 
 
 def export_incident(data_dir: Path, topic: str, subscription: str, span: tuple[int, int], output: Path) -> int:

@@ -455,16 +455,20 @@ class Fleet:
             return self._spares.pop() if self._spares else self._process()
 
     def _join(self, handle: Handle, name: str) -> ConsumerProcess:
-        with self._changing:
-            generation = self._generations[name] = self._generations.get(name, 0) + 1
-        incarnation = f"{name}.{generation}"
         for left in reversed(range(_TRIES)):
+            with self._changing:
+                generation = self._generations[name] = self._generations.get(name, 0) + 1
+            incarnation = f"{name}.{generation}"
             try:
                 pid = handle.ready(_READY_S)
                 handle.start(incarnation, name, self._queue)
                 break
             except Exception:
-                # A spare may have been in what was killed last. Whatever Ray calls that: another one is started.
+                # A spare may have been in what was killed last. Whatever Ray calls that: another one is started. One
+                # that only did not answer may have joined: in the history it is another consumer, and it dies.
+                self._events.append(_event(incarnation, DEATH, self._job.clock.now()))
+                self.gone.append(ConsumerProcess(handle, incarnation, name, 0, self._queue))
+                handle.end()
                 if not left:
                     raise
                 handle = self._process()

@@ -40,6 +40,8 @@ class FloodHandler(FloodConsumer):
         self._events = Journal(self._job.journals / f"events-{self._incarnation}", EVENTS)
         self._event(self._events, ATTACH, self._job.clock.now())
         self._joined = True
+        self._let_go = 0
+        """When the last rows were let go. The worker acknowledges them then, and has when it calls again."""
         self._tell()
         self._quiet = threading.Event()
         arguments = (consumer, self._events, self._quiet)
@@ -53,18 +55,17 @@ class FloodHandler(FloodConsumer):
 
     def __call__(self, rows: pa.RecordBatch) -> None:
         """Work on every byte, and write down what came."""
-        received_at = self._job.clock.now()
+        self._handed_over, received_at = self._let_go, self._job.clock.now()
         google_crc32c.value(np.frombuffer(rows.column("payload").buffers()[2] or b"", np.uint8))
         if self._job.work_us:
             time.sleep(len(rows) * self._job.work_us / 1e6)
-        let_go = self._job.clock.now()
+        self._let_go = self._job.clock.now()
         for part in _by_session(rows):
             self._sessions[part.partition] = (part.session, received_at)
             count = len(part.positions)
-            self._journal.append(self._record(part, received_at, np.full(count, let_go, np.int64)))
+            self._journal.append(self._record(part, received_at, np.full(count, self._let_go, np.int64)))
             self._received += count
             self._redelivered += int(np.count_nonzero(part.redeliveries))
-        self._handed_over = let_go
 
     def _confirm(self, consumer: Any, events: Journal, quiet: threading.Event) -> None:
         """Confirm, and also report the progress: the handler is not called when no message comes."""
@@ -76,6 +77,7 @@ class FloodHandler(FloodConsumer):
         """All is acknowledged, and the worker is about to leave."""
         self._quiet.set()
         self._confirmer.join()
+        self._handed_over = self._let_go
         self._ask(self._consumer, self._events)
         # The hold ends for the judge before it ends for the broker, never the other way round.
         self._event(self._events, DETACH, self._job.clock.now())

@@ -90,14 +90,22 @@ def broker_folder(options: FloodOptions, folder: Path) -> Path:
 
 
 def recorded_violations(data_dir: Path, topic: str, subscription: str) -> list[str]:
-    """Return the broken promises with which owners ended: another owner went on, so histories do not show them."""
-    from sluice.cluster.host.recordings import recorded_chunks
+    """Return the broken promises with which owners ended: another owner went on, so histories do not show them.
 
-    with contextlib.suppress(NotFound, Corrupt, OSError):
-        calls = [call for chunk in recorded_chunks(data_dir, topic, subscription) for call in chunk]
-        texts = [str(call.arguments[1]) for call in calls if call.name == "remark"]
-        return [text for text in texts if "InvariantViolation" in text]
-    return []
+    A recording that cannot be read may name one, and is told as well.
+    """
+    from sluice.cluster.host.recordings import chunks_in, recorded_files
+
+    found: list[str] = []
+    with contextlib.suppress(NotFound):
+        for file in recorded_files(data_dir):
+            try:
+                for chunk in chunks_in(file, topic, subscription):
+                    remarks = [str(call.arguments[1]) for call in chunk if call.name == "remark"]
+                    found += [text for text in remarks if "InvariantViolation" in text]
+            except (Corrupt, OSError) as error:
+                found.append(f"what owners recorded is not known: {error}")
+    return found
 
 
 @contextlib.contextmanager

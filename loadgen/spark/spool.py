@@ -30,7 +30,8 @@ class Spool:
             self._floor = int((folder / _FLOOR).read_text()) if (folder / _FLOOR).exists() else 0
         except (OSError, ValueError) as error:
             raise Invalid(f"the spool {folder} cannot be used: {error}") from error
-        self._places: dict[int, Int64s] = {}
+        self._places: dict[int, dict[int, Int64s]] = {}
+        """The positions in each file, by partition."""
         self._next = self._floor
         for number in sorted(int(path.stem) for path in folder.glob("*.arrow")):
             self._places[number] = _places(self.read(self.path(number)))
@@ -67,10 +68,11 @@ class Spool:
 
     def owners(self, rows: pa.Table) -> Int64s:
         """The number of the file that holds each message already, -1 for a new one; int64, shape (rows,)."""
-        places = _places(rows)
-        result = np.full(len(places), -1, np.int64)
+        partition, position = _columns(rows)
+        result = np.full(len(position), -1, np.int64)
         for number, held in self._places.items():
-            result[np.isin(places, held)] = number
+            for each, positions in held.items():
+                result[(partition == each) & np.isin(position, positions)] = number
         return result
 
     def delete_below(self, below: int, keep: set[int]) -> None:
@@ -95,9 +97,15 @@ class Spool:
             return pa.ipc.open_file(source).read_all()
 
 
-def _places(rows: pa.Table) -> Int64s:
-    """One number for each (partition, position), int64: ledgers stay below 2**19 and partitions below 2**12."""
-    return np.asarray(rows.column("position").to_numpy() + (rows.column("partition").to_numpy().astype(np.int64) << 51))
+def _places(rows: pa.Table) -> dict[int, Int64s]:
+    """The positions of messages, by partition."""
+    partition, position = _columns(rows)
+    return {each: position[partition == each] for each in np.unique(partition).tolist()}
+
+
+def _columns(rows: pa.Table) -> tuple[Int64s, Int64s]:
+    """Partition and position of each message."""
+    return rows.column("partition").to_numpy(), rows.column("position").to_numpy()
 
 
 def _sync(path: Path) -> None:

@@ -295,4 +295,29 @@ MEETING_DAMAGE: list[Mutant] = [
         world="gateway",
         test="tests/actors/pulsar/conversation/consuming/test_whole_batches.py::test_batch_end_already_asked_is_not_asked_again",
     ),
+    Mutant(
+        name="a damaged record of ids stops ledgers that are open",
+        module="sluice.actors.topic.partition.managed_ledger",
+        old="        except (*REFUSALS, Corrupt) as error:\n            if self._writer",
+        new="        except REFUSALS as error:\n            if self._writer",
+        world=BROKER,
+        test="tests/actors/topic/test_topic.py::test_an_open_ledger_goes_on_when_no_id_can_be_had",
+    ),
+    Mutant(
+        name="a table of delays that is refused blocks the next ones",
+        module="sluice.actors.dispatcher.delivery.changed_delays",
+        old="        except (*REFUSALS, Corrupt) as error:\n            self._since = None\n",
+        new="        except (*REFUSALS, Corrupt) as error:\n",
+        world=BROKER,
+        test="tests/actors/dispatcher/delivery/test_changed_delays.py"
+        "::test_a_table_that_the_store_refuses_stays_in_the_record",
+    ),
+    Mutant(
+        name="a damaged recording proves that no promise was broken",
+        module="sluice.loadgen.run.guard",
+        old='                found.append(f"what owners recorded is not known: {error}")\n',
+        new="                return []\n",
+        world=BROKER,
+        test="tests/loadgen/run/test_guard.py::test_recording_that_cannot_be_read_is_no_proof",
+    ),
 ]

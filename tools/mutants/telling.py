@@ -240,4 +240,20 @@ TELLING: list[Mutant] = [
         world="broker",
         test="tests/actors/key_shared/test_reset.py::test_counts_of_consumers_that_left_stay_in_the_total",
     ),
+    Mutant(
+        name="a reader that sought is where it was",
+        module="sluice.cluster.client.reader",
+        old="        self._reached |= {number: at - 1 for number, at in self.consumer.goes_on.items()}\n",
+        new="",
+        world="broker",
+        test="tests/cluster/client/test_sought.py::test_reader_that_sought_a_time_behind_the_end_has_no_more",
+    ),
+    Mutant(
+        name="a message that is gone is the last one of its topic",
+        module="sluice.cluster.client.async_client",
+        old="each.last if each.last >= each.first else -1",
+        new="each.last",
+        world="broker",
+        test="tests/cluster/client/test_sought.py::test_reader_waits_for_no_message_that_was_trimmed",
+    ),
 ]

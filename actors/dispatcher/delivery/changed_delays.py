@@ -20,7 +20,7 @@ from sluice.actors.ports import Ports
 from sluice.actors.runtime.store_attempts import REFUSALS, attempt
 from sluice.storage.delayed.changes import DelayChanges
 from sluice.storage.delayed.entries import Entries
-from sluice.storage.errors import Corrupt, Overloaded, Unavailable
+from sluice.storage.errors import Corrupt
 from sluice.storage.format.cursor import Cursor
 from sluice.storage.format.position import Positions
 
@@ -112,7 +112,7 @@ class ChangedDelays:
         value, self._since, self._reopened_since = self.now.encode(), DelayChanges(), None
         try:
             table = await self._write(value)
-        except (Unavailable, Overloaded) as error:
+        except (*REFUSALS, Corrupt) as error:
             self._since = None
             self._ports.log("delayed_changes_stay_in_the_record", changes=len(self._recent), error=str(error))
             return
@@ -122,7 +122,7 @@ class ChangedDelays:
         self._reopened = self._reopened_since
 
     async def _write(self, value: bytes) -> str:
-        """Store a table; returns its key. Raises Unavailable, Overloaded."""
+        """Store a table; returns its key. Raises what the store says."""
         while True:
             self._number += 1
             key = f"{self._prefix}{self._epoch:012d}-{self._number:06d}"
@@ -165,7 +165,7 @@ class ChangedDelays:
         for key in keys:
             try:
                 await attempt(self._ports, lambda key=key: self._ports.meta.remove(key))  # type: ignore[misc]
-            except (Unavailable, Overloaded) as error:
+            except REFUSALS as error:
                 self._ports.log("delayed_changes_left", key=key, error=str(error))
 
     def _forget_done(self) -> None:

@@ -171,8 +171,11 @@ def wake(core: DispatchState, now: int) -> None:
 
 
 def clock_was_set(core: DispatchState, by: int) -> None:
-    """Move the times of delays by so many ms, as the clock was set: the rest of each delay stays as it is."""
+    """Move the times of delays by so many ms, as the clock was set: the rest of each delay stays as it is, and so does
+    the time for which each message has waited.
+    """
     window = core.window
+    window.why_since[window.head : window.tail] += by
     rows = window.rows_in(WAITING)
     window.since[rows] = np.maximum(window.since[rows] + by, 1)
     core.delays.shift(by)

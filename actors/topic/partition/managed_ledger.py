@@ -32,10 +32,11 @@ from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob
 from sluice.actors.runtime.backoff import Backoff
 from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.store_attempts import REFUSALS
 from sluice.actors.topic.partition.entry_cache import TAIL_BYTES, EntryCache, cache_run
 from sluice.actors.topic.partition.producers import Producers
 from sluice.actors.topic.partition.resources import LogResources
-from sluice.storage.errors import Fenced, InvariantViolation, Overloaded, Unavailable
+from sluice.storage.errors import Corrupt, Fenced, InvariantViolation, Overloaded, Unavailable
 from sluice.storage.format.frame import Run, Segment
 from sluice.storage.format.position import EARLIEST, MAX_ENTRY, position
 
@@ -284,7 +285,7 @@ class ManagedLedger:
     async def roll(self) -> None:
         """Open the next ledger, closing the present one in the same version of the record.
 
-        Raises Unavailable when there is no ledger to fall back on; else an impossible roll is put off.
+        Raises what the store says when there is no ledger to fall back on; else an impossible roll is put off.
         """
         try:
             async with self._rolling:
@@ -297,7 +298,7 @@ class ManagedLedger:
     async def _roll(self) -> None:
         try:
             opened = await self._new_ledger()
-        except Unavailable as error:
+        except (*REFUSALS, Corrupt) as error:
             if self._writer is None:
                 raise
             self._ports.log("roll_postponed", error=str(error))

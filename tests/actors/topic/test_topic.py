@@ -6,9 +6,11 @@ import pytest
 
 from sluice.actors.ledger.record import LedgerState, record_key, unpack_record
 from sluice.actors.messages import Closed, CloseIdle, Done, Ends, Progress, ReadEnds, Replicate, TopicSettings
+from sluice.actors.ownership.ids import BLOCK, LEDGER_IDS, LedgerIds
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.topic.background.maintenance import MOST_REST_MS, UNUSED_MS
 from sluice.actors.topic.partition.entry_cache import RUN_BYTES
+from sluice.actors.topic.partition.managed_ledger import POSTPONE_ROLL_MS
 from sluice.storage.errors import Fenced
 from tests.actors.topic.cluster import Cluster, TestProducer, insist, read_all
 from tests.sim.world import World
@@ -51,6 +53,32 @@ def test_a_new_owner_finds_everything_and_the_old_one_is_fenced() -> None:
         assert [value for _, _, value in found] == [f"p-{n}" for n in range(17)]
 
     World(2).play(scenario)
+
+
+def test_an_open_ledger_goes_on_when_no_id_can_be_had() -> None:
+    """The record of ids is damaged: publishing and upkeep go on with the ledger that there is."""
+
+    async def scenario(world: World) -> None:
+        cluster = Cluster(world, settings=TopicSettings(roll_entries=2))
+        to = await cluster.start()
+        client = world.client("client")
+        producer = TestProducer(client, to)
+        await producer.open()
+        await producer.publish(1)
+        await LedgerIds().allocate(client, None)
+        world.meta.damaged[LEDGER_IDS] = len(world.meta.records[LEDGER_IDS])
+        for _ in range(3 * BLOCK):
+            await producer.publish(2)
+            await world.loop.pause(2 * POSTPONE_ROLL_MS)
+        assert len(await read_all(client, to)) == 6 * BLOCK + 1
+        told = Progress(subscription="s", mark_delete=(4 << 32) - 1)
+        assert isinstance(await client.net.call(to, told, 1000), Done)
+        await world.loop.pause(60_000)
+        ends = await client.net.call(to, ReadEnds(), 1000)
+        assert isinstance(ends, Ends)
+        assert ends.first == 4 << 32, "upkeep goes on"
+
+    World(5).play(scenario)
 
 
 @pytest.mark.parametrize("by", ["replaced", "failed"])

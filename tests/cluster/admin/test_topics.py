@@ -7,6 +7,8 @@ import re
 import pulsar
 import pytest
 
+from sluice.actors.dispatcher.operator.seek import Seeker
+from sluice.storage.errors import Unavailable
 from tests.cluster.admin.asking import BASE, Tool
 from tests.cluster.gateway.clients import EARLIEST, PATIENCE
 from tests.cluster.gateway.raw import Raw
@@ -175,6 +177,24 @@ def test_a_subscription_that_is_refused_is_not_made(tool: Tool, client: pulsar.C
     assert tool.get(f"{BASE}/placed/subscriptions") == []
     assert tool.ask("PUT", path, {"ledgerId": second.ledger_id(), "entryId": second.entry_id()}).status == 204
     assert tool.get(f"{BASE}/placed/stats")["subscriptions"]["s"]["msgBacklog"] == 1
+    producer.close()
+
+
+def test_a_subscription_misses_nothing_when_its_start_fails(
+    tool: Tool, client: pulsar.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The subscription is there by then, and a second request makes no other: twice is better than never."""
+
+    async def away(*_: object) -> int:
+        raise Unavailable("the topic does not answer")
+
+    producer = client.create_producer("unplaced")
+    _, second = (producer.send(text) for text in (b"0", b"1"))
+    path = f"{BASE}/unplaced/subscription/s"
+    with monkeypatch.context() as broken:
+        broken.setattr(Seeker, "to_message", away)
+        assert tool.ask("PUT", path, {"ledgerId": second.ledger_id(), "entryId": second.entry_id()}).status == 503
+    assert tool.get(f"{BASE}/unplaced/stats")["subscriptions"]["s"]["msgBacklog"] == 2
     producer.close()
 
 

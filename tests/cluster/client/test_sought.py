@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 import sluice
@@ -45,6 +47,48 @@ def test_reader_that_sought_knows_whether_there_is_more() -> None:
                     reader.read_next(20_000)
                     read += 1
                 assert (to, read) == (to, count)
+
+
+def test_reader_that_sought_a_time_behind_the_end_has_no_more() -> None:
+    """A caller that asks before each read would wait for ever."""
+    with sluice.connect(embedded=True) as client:
+        client.create_topic("orders", partitions=2)
+        with client.create_producer("orders") as producer:
+            for number in range(8):
+                producer.send(b"x", partition_key=str(number))
+            with client.create_reader("orders", sluice.MessageId.earliest) as reader:
+                reader.seek(time.time_ns() // 1_000_000 + 30_000)
+                assert not reader.has_message_available()
+                producer.send(b"later", partition_key="3")
+                assert reader.has_message_available()
+                assert reader.read_next(20_000).data() == b"later"
+                assert not reader.has_message_available()
+                reader.seek(0)
+                read = 0
+                while reader.has_message_available():
+                    reader.read_next(20_000)
+                    read += 1
+                assert read == 9
+
+
+def test_reader_waits_for_no_message_that_was_trimmed() -> None:
+    with sluice.connect(embedded=True) as client:
+        client.create_topic("orders", roll_entries=5, retention_ms=0)
+        consumer = client.subscribe("orders", "billing", initial_position="earliest")
+        with client.create_producer("orders") as producer:
+            for _ in range(5):
+                producer.send(b"x")
+            for _ in range(5):
+                consumer.acknowledge(consumer.receive(20_000))
+            deadline = time.monotonic() + 60
+            while client.stats("orders")[0]["numberOfEntries"]:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            with client.create_reader("orders", sluice.MessageId.earliest) as reader:
+                assert not reader.has_message_available()
+                producer.send(b"next")
+                assert reader.has_message_available()
+                assert reader.read_next(20_000).data() == b"next"
 
 
 def test_reader_reads_partitions_that_are_added() -> None:

@@ -241,6 +241,27 @@ def test_spare_that_is_dead_is_not_what_a_consumer_comes_back_in(tmp_path: Path,
     assert fleet.working[-1].pid == PretendedProcess.made[3].pid
 
 
+def test_process_that_does_not_answer_keeps_its_incarnation(tmp_path: Path, killed: list[int]) -> None:
+    """The process may have joined: two consumers under one incarnation would be one to the judge."""
+    fleet = make_fleet(tmp_path)
+    fleet.start(2, spares=1)
+    spare = PretendedProcess.made[2]
+    begin = spare.start
+
+    def unheard(incarnation: str, consumer_name: str, receiver_queue_size: int) -> None:
+        begin(incarnation, consumer_name, receiver_queue_size)
+        raise Unavailable("a consumer process did not answer start within 30 s")
+
+    spare.start = unheard  # type: ignore[method-assign]
+    fleet.inject(Fault(KILL))
+    assert len({process.incarnation for process in PretendedProcess.made}) == 4
+    assert spare.calls == ["end"]
+    assert [member.incarnation for member in fleet.gone][1:] == [spare.incarnation], "its journals are read"
+    fleet.finish()
+    rows = pq.read_table(tmp_path / "events" / "driver.parquet", schema=EVENTS).to_pylist()
+    assert [row["event"] for row in rows if row["consumer"] == spare.incarnation] == [DEATH]
+
+
 def test_fault_passes_over_consumers_while_half_are_joining(tmp_path: Path, killed: list[int]) -> None:
     fleet = make_fleet(tmp_path)
     fleet.start(3, spares=0)

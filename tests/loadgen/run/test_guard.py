@@ -127,3 +127,24 @@ def test_owner_that_ended_with_a_broken_promise_is_named(tmp_path: Path) -> None
     assert make_report(troubles=found).verdict != OK
     assert recorded_violations(tmp_path, "others", OF.subscription) == []
     assert recorded_violations(tmp_path / "nowhere", OF.topic, OF.subscription) == []
+
+
+@pytest.mark.parametrize("name", ["flight-00000000", "flight-00000002"])
+def test_recording_that_cannot_be_read_is_no_proof(tmp_path: Path, name: str) -> None:
+    """A damaged file hides neither what the others name nor that nobody has looked at it."""
+    driver = RecordedDriver()
+    driver.recording.remark(driver.now, "the owner ended: InvariantViolation: two consumers hold a key")
+    chunk = driver.recording.taken(driver.now)
+    assert chunk is not None
+    folder = tmp_path / "recorder" / "broker-0"
+    folder.mkdir(parents=True)
+    whole = assemble([pack(chunk)])
+    (folder / "flight-00000001").write_bytes(whole)
+    (folder / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    found = recorded_violations(tmp_path, OF.topic, OF.subscription)
+    assert len(found) == 2
+    assert "the owner ended: InvariantViolation: two consumers hold a key" in found
+    assert any(name in text for text in found)
+    (folder / "flight-00000001").unlink()
+    (unread,) = recorded_violations(tmp_path, OF.topic, OF.subscription)
+    assert make_report(troubles=[unread]).verdict != OK

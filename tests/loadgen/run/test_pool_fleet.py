@@ -17,7 +17,16 @@ import pytest
 
 import sluice
 from sluice.loadgen.base.generate import payloads
-from sluice.loadgen.base.history import ATTACH, CONFIRMED, DEATH, DELIVERIES, DETACH, EVENTS, HistoryClock
+from sluice.loadgen.base.history import (
+    ATTACH,
+    CONFIRMED,
+    DEATH,
+    DELIVERIES,
+    DETACH,
+    EVENTS,
+    HistoryClock,
+    read_journal,
+)
 from sluice.loadgen.base.kinds import JOIN, KILL, RESTART
 from sluice.loadgen.faults.faults import Fault
 from sluice.loadgen.load.consume import ConsumeJob, ConsumerProgress
@@ -58,6 +67,39 @@ def test_a_worker_writes_the_history_of_a_consumer(tmp_path: Path) -> None:
     assert (events[0]["event"], events[-1]["event"]) == (ATTACH, DETACH)
     assert max(row["upto"] for row in events if row["event"] == CONFIRMED) >= acked.max()
     assert ConsumerProgress.read(job.progress / file.stem) == ConsumerProgress(True, ROWS, 0)
+
+
+def test_handled_rows_are_confirmed_once_the_worker_acknowledges(tmp_path: Path) -> None:
+    """A worker acknowledges when its handler has returned, and may be killed in between."""
+    job = make_job(tmp_path)
+    consumer = SimpleNamespace(consumer_name=lambda: "consumer-0", wait_acknowledged=lambda timeout_ms: None)
+    handler = FloodHandler(job)
+    handler.on_attached(consumer)
+    handler._quiet.set()
+    handler._confirmer.join()
+
+    def handled(number: int) -> None:
+        numbers = np.array([number])
+        columns = {"partition": [0], "session": [1], "epoch": [1], "redelivery_count": [0], "dispatch": numbers}
+        payload = payloads(numbers, numbers, 24, np.random.default_rng(1))
+        handler(pa.record_batch({"key": [b"k"], "payload": payload, "position": numbers, **columns}))
+
+    def confirmed() -> int:
+        handler._ask(consumer, handler._events)
+        events = read_journal(job.journals / f"events-{handler._incarnation}", EVENTS).to_pylist()
+        return max((row["upto"] for row in events if row["event"] == CONFIRMED), default=0)
+
+    handled(0)
+    (first,) = (
+        read_journal(job.journals / f"deliveries-{handler._incarnation}", DELIVERIES).column("acked_at").to_pylist()
+    )
+    assert confirmed() < first
+    handled(1)
+    assert confirmed() == first
+    handler.on_leaving()
+    (file,) = job.events.iterdir()
+    last = pq.read_table(job.deliveries / file.name).column("acked_at").to_pylist()[-1]
+    assert max(row["upto"] for row in pq.read_table(file).to_pylist()) == last
 
 
 class FakePool:

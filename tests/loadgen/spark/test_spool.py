@@ -10,6 +10,7 @@ import pytest
 from sluice.cluster.client.bulk import ROWS
 from sluice.loadgen.spark.spool import Spool
 from sluice.storage.errors import Invalid
+from sluice.storage.format.position import MAX_LEDGER, position
 
 
 def rows(first: int, count: int = 3, partition: int = 0) -> pa.Table:
@@ -31,6 +32,16 @@ def test_reopened_spool_goes_on_and_recognises_what_it_holds(tmp_path: Path) -> 
     assert spool.owners(rows(1, 4)).tolist() == [0, 0, -1, -1]
     assert spool.owners(rows(1, 2, partition=1)).tolist() == [-1, -1]
     assert spool.append(rows(9)) == 1
+
+
+def test_message_of_another_partition_is_another_in_any_ledger(tmp_path: Path) -> None:
+    """A message that is taken for one that is held is acknowledged, and never read."""
+    spool = Spool(tmp_path)
+    spool.append(rows(position(3, 0), partition=1))
+    for ledger in (3, 3 + (1 << 19), 3 - (1 << 19) + (1 << 20), MAX_LEDGER):
+        assert spool.owners(rows(position(ledger, 0))).tolist() == [-1] * 3
+    assert spool.owners(rows(position(3, 1), partition=1)).tolist() == [0, 0, -1]
+    assert Spool(tmp_path).owners(rows(position(3, 1), partition=1)).tolist() == [0, 0, -1]
 
 
 def test_half_written_file_is_not_there(tmp_path: Path) -> None:

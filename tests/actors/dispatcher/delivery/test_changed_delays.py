@@ -12,7 +12,7 @@ from sluice.actors.dispatcher.delivery import changed_delays
 from sluice.actors.dispatcher.delivery.changed_delays import ChangedDelays
 from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription
 from sluice.storage.delayed.entries import Entries
-from sluice.storage.errors import Corrupt
+from sluice.storage.errors import AccessDenied, Corrupt, Invalid, SluiceError
 from sluice.storage.format.cursor import Cursor
 from tests.sim.world import World
 
@@ -217,5 +217,24 @@ def test_a_table_that_is_written_and_damaged_is_written_again() -> None:
         one.cancel(np.arange(50, 50 + FOLD_AT))
         await one.fold(0)
         assert len(one.take_stale()) == 1, "the next ones move as well"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("refusal", [Invalid, AccessDenied, Corrupt])
+def test_a_table_that_the_store_refuses_stays_in_the_record(refusal: type[SluiceError]) -> None:
+    """All that was asked for is done and durable all the same, and the next changes try again."""
+
+    async def scenario(world: World) -> None:
+        one = owner(world, 1)
+        one.cancel(np.arange(2 * FOLD_AT))
+        world.meta.trouble.refused["create delayed-changes/"] = refusal
+        await one.fold(0)
+        assert cancelled(await successor(world, 2, one)) == list(range(2 * FOLD_AT))
+        world.meta.trouble.refused.clear()
+        one.cancel(np.array([50]))
+        await one.fold(0)
+        assert len(one.to_record()["recent"]) == 0
+        assert cancelled(await successor(world, 2, one)) == [*range(2 * FOLD_AT), 50]
 
     play(scenario)

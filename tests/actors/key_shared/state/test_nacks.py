@@ -247,3 +247,18 @@ def test_repeated_nack_proves_an_earlier_delivery() -> None:
     assert flow.route() == {"c1": ["1:1"]}
     flow.now += 500
     assert counts(flow) == {0: 1}
+
+
+@pytest.mark.parametrize("by", [-50_000, 3_600_000])
+def test_a_clock_that_is_set_makes_no_wait_longer_or_negative(by: int) -> None:
+    flow = Driver()
+    flow.join("c1", permits=0)
+    flow.publish(X)
+    assert counts(flow) == {}
+    flow.now += 5_000
+    flow.dispatch.clock_was_set(by)
+    flow.now += by
+    flow.grant("c1", 10)
+    assert counts(flow) == {0: 0}
+    waits = flow.dispatch.stats(flow.now)["waits"]
+    assert waits["no_permits"]["sum"] == 5_000
