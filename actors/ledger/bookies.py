@@ -86,11 +86,17 @@ class Bookies:
         return self._avoid.get(bookie, -1) > self._ports.clock.monotonic()
 
     def candidates(self, exclude: Sequence[str]) -> list[str]:
-        """Writable bookies in random order, then those that are about to leave, then those that failed lately."""
+        """Writable bookies in random order, then those that are about to leave, then those that failed lately.
+
+        In the order of their ids where all live in this process. They share a disk then, and appends to several
+        partitions cost the fewest syncs if their ledgers lie on the same bookies.
+        """
         order = [name for name in self._writable if name not in exclude]
-        for last in range(len(order) - 1, 0, -1):
-            other = self._ports.rng.randrange(last + 1)
-            order[last], order[other] = order[other], order[last]
+        process = self._ports.me.partition("/")[0]
+        if any(self._addresses[name].partition("/")[0] != process for name in self._writable):
+            for last in range(len(order) - 1, 0, -1):
+                other = self._ports.rng.randrange(last + 1)
+                order[last], order[other] = order[other], order[last]
         return sorted(order, key=lambda name: (self.suspected(name), name in self._leaving))
 
     async def choose(self, size: int) -> tuple[str, ...]:

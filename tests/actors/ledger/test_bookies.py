@@ -83,3 +83,21 @@ async def test_a_bookie_is_looked_up_until_it_answers() -> None:
     where[:] = ["b"]
     lab.loop.now += AVOID_MS
     await bookies.ask("one", ListLedgers(), 100)
+
+
+@simulated
+async def test_bookies_of_one_process_then_every_ledger_has_the_same() -> None:
+    """They share a disk, and appends to several partitions cost the fewest syncs. One that failed is avoided still."""
+    lab = Lab("abcd", me="here/topic-1.1")
+    places = {name: f"here/{name}.1" for name in "abcd"}
+
+    async def listed() -> BookieList:
+        return BookieList(ids=list(places), addresses=list(places.values()))
+
+    bookies = Bookies(lab.ports, listed)
+    assert {await bookies.choose(2) for _ in range(20)} == {("a", "b")}
+    bookies.suspect("a")
+    assert {await bookies.choose(2) for _ in range(20)} == {("b", "c")}
+    places["d"] = "there/d.1"
+    lab.loop.now += AVOID_MS
+    assert len({await bookies.choose(2) for _ in range(50)}) > 1
