@@ -178,10 +178,13 @@ class _Socket(asyncio.BufferedProtocol):
         self.peer = self.address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the conversation, unless there are too many."""
+        """Begin the conversation, unless there are too many, or the client has left already."""
         self._transport = cast(asyncio.Transport, transport)
         keep_connection_from_children(transport)
-        self.address, port = transport.get_extra_info("peername")[:2]
+        if (peer := transport.get_extra_info("peername")) is None:  # it was reset before anybody looked at it
+            self.abort()
+            return
+        self.address, port = peer[:2]
         self.peer = f"{self.address}:{port}"
         if not self._all.admit(self):
             self.abort()
