@@ -17,7 +17,7 @@ import pytest_asyncio
 from sluice.actors.ports import Unknown
 from sluice.actors.ports.wire import Packed
 from sluice.actors.runtime.host import Answer, Message, OnAnswer
-from sluice.cluster.wire import connection, frames, listener
+from sluice.cluster.wire import connection, frames, listener, peers
 from sluice.cluster.wire.connection import Connection
 from sluice.cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
 from sluice.cluster.wire.frames import HEADER, MAGIC, REQUEST, VERSION
@@ -211,6 +211,21 @@ async def test_a_name_with_a_new_process_is_looked_up_again(machine: Machine) ->
     machine.listen("a")
     await answered(machine)
     assert machine.found == 2
+
+
+async def test_processes_that_have_ended_are_forgotten(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one that takes the place of another has a new name, for as long as the cluster runs."""
+    monkeypatch.setattr(peers, "MOST_PEERS", 8)
+    machine.listen("lives")
+    assert await machine.ask("lives") == ASK
+    for number in range(30):
+        machine.listen(f"{number}")
+        assert await machine.ask(f"{number}") == ASK
+        machine.listeners[f"{number}"].close()
+        await until(lambda number=number: machine.peers._peers[f"{number}"].connection is None)
+    assert len(machine.peers._peers) <= 8
+    assert await machine.ask("lives") == ASK
+    assert machine.found == 31
 
 
 async def test_a_place_that_is_silent_is_not_the_last_word(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
