@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,6 +63,16 @@ async def test_an_ended_process_is_gone_though_ray_does_not_know(tmp_path: Path)
     assert isinstance(unknown, Unknown)
     assert not unknown.gone
     net.close()
+
+
+async def test_a_process_that_cannot_listen_leaves_nothing(tmp_path: Path) -> None:
+    """Whoever looks for it has it try again, for as long as its settings name an address that is not here."""
+    opened = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(OSError, match="assign requested address"):
+            open_endpoint("host-a", Named(), str(tmp_path), "192.0.2.1", TOKEN)
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == opened
 
 
 class Controller:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -263,6 +265,29 @@ async def test_the_loopback_of_another_machine_is_not_looked_for_here(machine: M
     machine.endpoints["a"] = msgspec.structs.replace(end, network="another")
     with pytest.raises(Invalid, match="its own machine only; for a cluster of several machines set bind_address"):
         await machine.ask()
+
+
+@contextlib.contextmanager
+def no_more_files() -> Iterator[None]:
+    """In this process."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (os.dup(0), limits[1]))  # the lowest number that was free
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.dup(0)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def test_a_caller_without_descriptors_blames_nobody(machine: Machine) -> None:
+    """It could not see that the process is on its own machine, and called its address wrong for good."""
+    machine.listen("a")
+    with no_more_files():
+        answer = await machine.ask()
+        assert isinstance(answer, Unknown)
+        assert not answer.gone
+    await answered(machine)
 
 
 async def test_a_caller_with_another_token_is_refused_in_one_line(machine: Machine) -> None:
