@@ -53,6 +53,12 @@ def _name() -> str:
     return f"{machine}/{os.getpid()}/{started}" if machine and started else ""
 
 
+def lives(process: str) -> bool:
+    """Whether there is a process of this name on this machine now. One that nobody has reaped counts."""
+    _, pid, started = process.split("/")
+    return _is_here(process) and _started(int(pid)) == started
+
+
 class ProcessWatch:
     """The `Watch` port of one event loop. Many may wait for one process; it costs one handle."""
 
