@@ -102,7 +102,8 @@ class PulsarGateway(GatewayActor):
     def problem(self) -> str:
         """Why no client can connect, here or at the machine's other gateway, or what is wrong with renewed files."""
         refused = [refusal(scheme, port) for scheme, port in self._port_holder.refused.items() if port]
-        return "; ".join([*refused, *filter(None, (self._port_holder.problem, self._clients.problem, self._tls.problem))])
+        others = self._port_holder.problem, self._clients.problem, self._tls.problem
+        return "; ".join([*refused, *filter(None, others)])
 
     async def start(self) -> None:
         """Listen, where the ports are free, and wait for the others."""

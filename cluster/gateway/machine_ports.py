@@ -82,7 +82,8 @@ class RealMachinePorts:
         try:
             write_port(self._data_dir, scheme, port)
         except OSError as error:
-            raise Unavailable(f"the port of {scheme} cannot be written to {self._data_dir}: {error.strerror}") from error
+            reason = f"the port of {scheme} cannot be written to {self._data_dir}: {error.strerror}"
+            raise Unavailable(reason) from error
 
     def close(self) -> None:
         for server in self._servers:

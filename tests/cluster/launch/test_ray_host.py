@@ -134,7 +134,7 @@ async def test_odd_statistics_end_no_metrics(monkeypatch: pytest.MonkeyPatch, ca
     exporting = asyncio.create_task(runs._export())
     actors = runs.actors.serving(Odd)
     async with asyncio.timeout(30):
-        while not exporting.done() and min(actor.asked for actor in actors) < 3:
+        while not exporting.done() and min(actor.asked for actor in actors) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     assert not exporting.done(), exporting.exception()
     exporting.cancel()
