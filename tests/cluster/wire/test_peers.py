@@ -9,6 +9,7 @@ import resource
 import socket
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -215,6 +216,11 @@ async def test_a_name_with_a_new_process_is_looked_up_again(machine: Machine) ->
     assert machine.found == 2
 
 
+def loses(machine: Machine, name: str) -> bool:
+    """Whether the caller has noticed the end of a connection."""
+    return machine.peers._peers[name].connection is None
+
+
 async def test_processes_that_have_ended_are_forgotten(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each one that takes the place of another has a new name, for as long as the cluster runs."""
     monkeypatch.setattr(peers, "MOST_PEERS", 8)
@@ -224,7 +230,7 @@ async def test_processes_that_have_ended_are_forgotten(machine: Machine, monkeyp
         machine.listen(f"{number}")
         assert await machine.ask(f"{number}") == ASK
         machine.listeners[f"{number}"].close()
-        await until(lambda number=number: machine.peers._peers[f"{number}"].connection is None)
+        await until(partial(loses, machine, f"{number}"))
     assert len(machine.peers._peers) <= 8
     assert await machine.ask("lives") == ASK
     assert machine.found == 31

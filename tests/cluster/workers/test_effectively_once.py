@@ -221,19 +221,18 @@ def test_a_worker_ends_with_its_client(topics: tuple[Client, str, str]) -> None:
     async def later(message: Message) -> bytes:
         return message.data()
 
-    kinds: list[tuple[type[OutputWorker], Any]] = [
-        (FunctionOutputWorker, lambda message: message.data()),
-        (LoopOutputWorker, later),
-    ]
-    for kind, handler in kinds:
+    def ends(kind: type[OutputWorker], handler: Any) -> None:
         sender = CutOff(*client.owners(), (source, kind.__name__), [output])
         consumer = client.subscribe(source, kind.__name__, initial_position="earliest")
         worker = kind(consumer, handler, WorkersOptions(output=output, prefetch=1), sender)
         worker.start()
-        eventually(lambda sender=sender: sender.lost, "nothing was handled")
+        eventually(lambda: sender.lost, "nothing was handled")
         worker.stop()
-        eventually(lambda worker=worker: worker.report().ended, f"a {kind.__name__} waits for ever")
+        eventually(lambda: worker.report().ended, f"a {kind.__name__} waits for ever")
         assert "the client is closed" in worker.report().error
+
+    ends(FunctionOutputWorker, lambda message: message.data())
+    ends(LoopOutputWorker, later)
 
 
 def test_a_seek_back_repeats_no_result(topics: tuple[Client, str, str]) -> None:
