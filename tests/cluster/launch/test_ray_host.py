@@ -109,7 +109,7 @@ async def waiting_for(parts: Parts) -> tuple[host.Host, asyncio.Task[Answer]]:
 
 
 class Odd(Actor):
-    """Its statistics are none."""
+    """An actor whose statistics are no JSON."""
 
     asked = 0
 

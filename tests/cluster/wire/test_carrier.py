@@ -136,7 +136,7 @@ async def test_a_connection_without_a_descriptor_to_spare_ends(monkeypatch: pyte
 
 
 async def test_an_empty_end_of_a_frame_is_not_waited_for() -> None:
-    """It kept the event loop awake, for nothing, until something else was sent."""
+    """The event loop was awake for nothing until something else was sent."""
     mine, other = socket.socketpair(socket.AF_UNIX)
     other.setblocking(False)
     carrier = FramedSocket(mine, lambda frame: None, lambda error: None, MAX_FRAME)

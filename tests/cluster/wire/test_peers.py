@@ -275,7 +275,7 @@ async def test_the_loopback_of_another_machine_is_not_looked_for_here(machine: M
 
 @contextlib.contextmanager
 def no_more_files() -> Iterator[None]:
-    """In this process."""
+    """Let this process open nothing more."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (os.dup(0), limits[1]))  # the lowest number that was free
     try:
@@ -287,7 +287,7 @@ def no_more_files() -> Iterator[None]:
 
 
 async def test_a_caller_without_descriptors_blames_nobody(machine: Machine) -> None:
-    """It could not see that the process is on its own machine, and called its address wrong for good."""
+    """The caller could not see that the process is on its own machine, and called the address wrong."""
     machine.listen("a")
     with no_more_files():
         answer = await machine.ask()
@@ -346,16 +346,6 @@ async def test_only_this_user_can_reach_the_socket(machine: Machine) -> None:
     end = machine.listen("a")
     assert stat.S_IMODE(os.stat(end.path).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(os.path.dirname(end.path)).st_mode) == 0o700
-
-
-def test_a_long_folder_is_not_used(tmp_path: Path) -> None:
-    deep = tmp_path / ("x" * 100)
-    deep.mkdir()
-    sockets = SocketFolder(str(deep))
-    assert not sockets.path.startswith(str(deep))
-    sockets.listen().close()
-    sockets.remove()
-    assert not os.path.exists(os.path.dirname(sockets.path))
 
 
 async def test_columns_changed_after_the_send_arrive_unchanged(machine: Machine) -> None:
