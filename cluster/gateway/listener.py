@@ -102,23 +102,23 @@ class PulsarGateway(GatewayActor):
     def problem(self) -> str:
         """Why no client can connect, here or at the machine's other gateway, or what is wrong with renewed files."""
         refused = [refusal(scheme, port) for scheme, port in self._port_holder.refused.items() if port]
-        return "; ".join([*refused, *filter(None, (self._clients.problem, self._tls.problem))])
+        others = self._port_holder.problem, self._clients.problem, self._tls.problem
+        return "; ".join([*refused, *filter(None, others)])
 
     async def start(self) -> None:
         """Listen, where the ports are free, and wait for the others."""
         await self._port_holder.open()
-        self.ports.spawn(self._serve(), "ports")
+        self.ports.spawn(self._port_holder.run(), "ports")
         self.gateway.start()
         for renewed in (self._clients, self._tls):
             self.ports.spawn(renewed.run(), "renewal")
 
-    async def _serve(self) -> None:
-        """Serve as long as the actor lives. Its connections end with it, so that clients look for another gateway."""
-        try:
-            await self._port_holder.run()
-        finally:
-            for connection in self._connections:
-                connection.abort()
+    def release(self) -> None:
+        """Close the ports and every connection, also of a gateway that could not start: its process goes on."""
+        super().release()
+        self._port_holder.close()
+        for connection in self._connections:
+            connection.abort()
 
     def _opened(self, scheme: str, port: int) -> None:
         """Clients connect there; they may reach this port by another name than the loopback's."""
@@ -135,11 +135,9 @@ class PulsarGateway(GatewayActor):
     async def stop(self, reason: str) -> None:
         """Close the ports and every connection."""
         await super().stop(reason)
-        self._port_holder.close()
+        self.release()
         if self._http is not None:
             await self._http.close()
-        for connection in self._connections:
-            connection.abort()
 
     def _accept(self) -> asyncio.BaseProtocol:
         return _Socket(self.gateway, self._connections, self._serve_http, self._buffer)
@@ -181,10 +179,13 @@ class _Socket(asyncio.BufferedProtocol):
         self.peer = self.address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the conversation, unless there are too many."""
+        """Begin the conversation, unless there are too many, or the client has left already."""
         self._transport = cast(asyncio.Transport, transport)
         keep_connection_from_children(transport)
-        self.address, port = transport.get_extra_info("peername")[:2]
+        if (peer := transport.get_extra_info("peername")) is None:  # it was reset before anybody looked at it
+            self.abort()
+            return
+        self.address, port = peer[:2]
         self.peer = f"{self.address}:{port}"
         if not self._all.admit(self):
             self.abort()

@@ -41,8 +41,12 @@ class RealMachinePorts:
         self._lock = -1
 
     def claim(self) -> bool:
-        self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # on a machine where nobody typed `up`
-        handle = keep_from_children(os.open(self._data_dir / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        path = self._data_dir / LOCK_FILE
+        try:
+            self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # on a machine where nobody typed `up`
+            handle = keep_from_children(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise Unavailable(f"{path} cannot be locked: {error.strerror}") from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -75,7 +79,11 @@ class RealMachinePorts:
         return port_of(self._data_dir, scheme)
 
     def tell(self, scheme: str, port: int) -> None:
-        write_port(self._data_dir, scheme, port)
+        try:
+            write_port(self._data_dir, scheme, port)
+        except OSError as error:
+            reason = f"the port of {scheme} cannot be written to {self._data_dir}: {error.strerror}"
+            raise Unavailable(reason) from error
 
     def close(self) -> None:
         for server in self._servers:

@@ -10,6 +10,7 @@ Sluice started, an address of the network in one of several machines. So the clu
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Collection
 from importlib import import_module
@@ -35,8 +36,17 @@ NODE_SECONDS = 10.0
 LOOK_SECONDS = 0.2
 
 
+_joining = threading.Lock()
+"""Ray's library does not expect two threads that attach their process at once."""
+
+
 def join(address: str, token_file: Path | None = None) -> None:
     """Attach this process to a running Ray cluster. Raises Unavailable, Invalid in one clear line."""
+    with _joining:
+        _join(address, token_file)
+
+
+def _join(address: str, token_file: Path | None) -> None:
     prepare(token_file)
     if not answers(address):
         raise Unavailable(f"nothing answers at {address}")

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 from sluice.cluster.launch.attach import answers
 from sluice.cluster.node.environment import TOKEN_PATH
 from sluice.cluster.node.folder import STATE_FILE, read_state
+from sluice.cluster.node.process_watch import lives
 from sluice.storage.errors import Invalid
 
 if TYPE_CHECKING:
     import psutil
 
 BIRTH_S = 5.0
-"""By how much the time may be off at which a process is said to have begun: the system's clock is set meanwhile."""
+"""By how much the time may be off at which a process is said to have begun: the system's clock is set meanwhile. Where
+processes have names (cluster.node.process_watch), which no clock changes, nobody asks for the time.
+"""
 
 
 def find(data_dir: Path | None = None) -> tuple[str, Path | None] | None:
@@ -56,7 +59,9 @@ def process_of(state: dict[str, Any]) -> psutil.Process | None:
     try:
         pid, began = state["process"]
         process = psutil.Process(pid)
-        alive = abs(process.create_time() - began) < BIRTH_S and process.status() != psutil.STATUS_ZOMBIE
+        name = str(state.get("process_name", ""))
+        same = lives(name) if name else abs(process.create_time() - began) < BIRTH_S
+        alive = same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return None
     except (TypeError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,4 +25,4 @@ def gathered(address: str, data_dir: Path) -> Iterator[Path]:
 
 async def _gather(client: AsyncClient, into: Path) -> None:
     hosts = hosts_of(await client.status())
-    await gather(client.net, hosts, into, logging.getLogger(__name__).warning)
+    await gather(client.net, hosts, into)

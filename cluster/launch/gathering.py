@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ ASK_MS = 10_000
 MOST_BYTES = 4 << 30
 """A gathering that would be longer is refused."""
 OTHERS = "others"
-_warn = logging.getLogger(__name__).warning
+logger = logging.getLogger(__name__)
 
 
 def hosts_of(status: Mapping[str, Any]) -> set[str]:
@@ -39,17 +39,15 @@ class KeptRecordings:
         into = self._data_dir / FOLDER / OTHERS
         async with self._one:
             await asyncio.to_thread(remove_stale, into / FOLDER)
-            await gather(self._net, hosts_of(status or {}) - {self._me}, into, _warn, self._data_dir)
+            await gather(self._net, hosts_of(status or {}) - {self._me}, into, self._data_dir)
         return into
 
 
-async def gather(
-    net: Net, hosts: set[str], into: Path, warn: Callable[[str], object], here: Path | None = None
-) -> None:
+async def gather(net: Net, hosts: set[str], into: Path, here: Path | None = None) -> None:
     """Fetch what is new in the recordings of the machines of these processes.
 
-    Processes of one machine share a folder, also with what ended processes left there. warn: called for each process
-    that does not give them. here: data folder of this machine, which needs no copy. Raises Invalid.
+    Processes of one machine share a folder, also with what ended processes left there. One that does not give them is
+    logged. here: data folder of this machine, which needs no copy. Raises Invalid.
     """
     root = into / FOLDER
     places: set[str] = set()
@@ -79,7 +77,7 @@ async def gather(
         except Invalid:
             raise
         except (SluiceError, OSError) as error:
-            warn(f"the recordings of {host} are missing: {error}")
+            logger.warning("the recordings of %s are missing: %s", host, error)
 
 
 async def _copy(net: Net, host: str, name: str, target: Path, most: int) -> int:

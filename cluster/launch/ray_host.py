@@ -12,7 +12,6 @@ connections of its own (cluster.wire).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -194,11 +193,15 @@ class Host:
                         await asyncio.sleep(0)  # thousands of them take a while
                     continue
                 shown[address] = None
-                with contextlib.suppress(SluiceError):
+                try:
                     reply = await self.net.call(address, Stats(), EXPORT_TIMEOUT)
                     if isinstance(reply, Text):
                         self._exporter.show(address, kind, reply.json)
                         shown[address] = figures
+                except SluiceError:
+                    continue
+                except Exception:  # a defect in one's statistics: those of the others are shown all the same
+                    logger.exception("the statistics of %s cannot be shown", address)
             self._exporter.keep(shown)
 
     async def _start_boot(self) -> None:

@@ -27,6 +27,7 @@ from sluice.cluster.base.extras import named_extras
 from sluice.cluster.base.tokens import ensure_token
 from sluice.cluster.launch.discovery import process_of
 from sluice.cluster.node.folder import STATE_FILE, TOKEN_FILE, read_state, write_state
+from sluice.cluster.node.process_watch import this_process
 from sluice.cluster.wire.endpoint import Endpoint
 from sluice.storage.errors import SluiceError, Unavailable
 from sluice.storage.stores.objects import make_private
@@ -241,6 +242,7 @@ def _write_state(options: ClusterOptions, endpoint: Endpoint) -> None:
         "token_file": str(options.data_dir / TOKEN_FILE),
         "started_at": int(time.time()),
         "process": [os.getpid(), psutil.Process().create_time()],
+        "process_name": this_process(),
         "endpoint": msgspec.to_builtins(endpoint),
         "options": as_stored(options),
     }

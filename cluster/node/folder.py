@@ -36,8 +36,10 @@ def prepare_folder(data_dir: Path) -> Path:
         make_private(data_dir)
         refuse_foreign(data_dir)
         probe = data_dir / f".probe-{os.getpid()}"
-        probe.write_bytes(b"x" * 4096)
-        probe.unlink()
+        try:
+            probe.write_bytes(b"x" * 4096)
+        finally:
+            probe.unlink(missing_ok=True)
     except OSError as error:
         raise Invalid(
             f"the data folder {data_dir} cannot be used: {error.strerror}; choose another with --data-dir"
@@ -69,8 +71,9 @@ def claimed(root: Path) -> Iterator[None]:
             raise Invalid(
                 f"{_holder(handle)} runs a cluster on {root}, or starts or ends one; wait for it, or end it"
             ) from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()} {Path(sys.argv[0]).name or sys.executable}".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without the holder's name
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()} {Path(sys.argv[0]).name or sys.executable}".encode(), 0)
         yield
     finally:
         os.close(handle)

@@ -13,7 +13,6 @@ docs/versions.md is the promise.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import time
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 from sluice.actors.bookie.cookie import CLUSTER, COOKIE, cookie_key, decode_cookie
 from sluice.cluster.base.version import described
 from sluice.cluster.host.stores import open_metadata, read_metadata
+from sluice.cluster.node.folder import replace_file
 from sluice.storage.errors import Corrupt, Invalid, NotFound
 from sluice.storage.stores.metadata import Metadata
 
@@ -164,14 +164,7 @@ def _write_file(root: Path, cluster: str, metadata: str) -> None:
     path = root / ID_FILE
     if path.exists() and path.read_bytes() == data:
         return
-    draft = root / f"{ID_FILE}.new"
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, data)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    draft.rename(path)
+    replace_file(path, data)
 
 
 def _set_aside(root: Path, metadata: str) -> SetAside:

@@ -28,6 +28,23 @@ logger = logging.getLogger("sluice.process")
 PATIENCE_S = 120.0
 _LOOK_EVERY_S = 0.1
 
+RAY_COMMAND = """
+from ray.scripts import scripts
+class Constants:
+    ENABLE_RAY_CLUSTER = True
+    def __getattr__(self, name):
+        return getattr(plain, name)
+plain, scripts.ray_constants = scripts.ray_constants, Constants()
+scripts.get_ray_client_dependency_error = lambda: "nothing needs it"
+from sluice.cluster.node.minimal_ray import bare_nodes
+with bare_nodes():
+    scripts.main()
+"""
+"""The `ray` command. The switch that keeps Ray on the loopback makes the command refuse a second node, and nothing
+else: the nodes themselves work. So only the command gets the switch as off. It would also open a port for Ray's remote
+clients, which nothing here uses, if it did not believe that they cannot be served.
+"""
+
 
 @contextlib.contextmanager
 def bare_nodes() -> Iterator[None]:

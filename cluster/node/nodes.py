@@ -15,28 +15,12 @@ import sys
 from typing import Any
 
 from sluice.cluster.node.environment import LOOPBACK, ray_folder
+from sluice.cluster.node.minimal_ray import RAY_COMMAND
 from sluice.cluster.node.sessions import stop_session
 from sluice.storage.errors import Unavailable
 
 START_TIMEOUT = 180.0
 START_TRIES = 3
-
-RAY_COMMAND = """
-from ray.scripts import scripts
-class Constants:
-    ENABLE_RAY_CLUSTER = True
-    def __getattr__(self, name):
-        return getattr(plain, name)
-plain, scripts.ray_constants = scripts.ray_constants, Constants()
-scripts.get_ray_client_dependency_error = lambda: "nothing needs it"
-from sluice.cluster.node.minimal_ray import bare_nodes
-with bare_nodes():
-    scripts.main()
-"""
-"""The `ray` command. The switch that keeps Ray on the loopback makes the command refuse a second node, and nothing
-else: the nodes themselves work. So only the command gets the switch as off. It would also open a port for Ray's remote
-clients, which nothing here uses, if it did not believe that they cannot be served.
-"""
 
 SLOW_START = "timed out during startup"
 """What Ray says when a node was not there in time, which happens on a busy machine. Then it is tried again."""

@@ -14,22 +14,49 @@ from __future__ import annotations
 
 import asyncio
 import os
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 
 from sluice.cluster.base.forks import forget_in_children
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LAST_PID = (1 << 31) - 1
+_known: dict[str, str] = {}
+"""What does not change as long as this process lives."""
 
 
-@cache
 def this_process() -> str:
-    """The name of this process for `ProcessWatch`; empty if its end could not be proved. It does not change, and each
-    consumer asks for it.
+    """The name of this process for `ProcessWatch`; empty if its end could not be proved. Each consumer asks for it."""
+    return _kept("process", _name)
+
+
+def space(kind: str) -> str:
+    """Return this boot of this machine and its view of something (`pid`, `mnt`, `net`); empty if it is not known now,
+    as in a process that may open no more files.
     """
+    return _kept(kind, lambda: f"{_BOOT.read_text().strip()}:{os.stat(f'/proc/self/ns/{kind}').st_ino}")
+
+
+def _kept(what: str, find: Callable[[], str]) -> str:
+    if not (value := _known.get(what, "")):
+        try:
+            value = find()
+        except OSError:
+            return ""
+        if value:
+            _known[what] = value
+    return value
+
+
+def _name() -> str:
     machine, started = _machine(), _started(os.getpid())
     return f"{machine}/{os.getpid()}/{started}" if machine and started else ""
+
+
+def lives(process: str) -> bool:
+    """Whether there is a process of this name on this machine now. One that nobody has reaped counts."""
+    _, pid, started = process.split("/")
+    return _is_here(process) and _started(int(pid)) == started
 
 
 class ProcessWatch:
@@ -116,15 +143,9 @@ async def _ended(pid_and_start: str) -> None:
         os.close(handle)
 
 
-@cache
 def _machine() -> str:
     """This boot of this machine, and the space of its process ids; empty where no handle of a process can be had."""
-    if not hasattr(os, "pidfd_open"):
-        return ""
-    try:
-        return f"{_BOOT.read_text().strip()}:{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return ""
+    return space("pid") if hasattr(os, "pidfd_open") else ""
 
 
 def _started(pid: int) -> str:
@@ -136,9 +157,4 @@ def _started(pid: int) -> str:
         return ""
 
 
-def _forget() -> None:
-    this_process.cache_clear()
-    _machine.cache_clear()
-
-
-forget_in_children(_forget)
+forget_in_children(_known.clear)

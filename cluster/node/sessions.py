@@ -11,6 +11,8 @@ import time
 
 import psutil
 
+from sluice.cluster.node.minimal_ray import RAY_COMMAND
+
 RAYLET = "raylet"
 RAYLET_GRACE, STOP_GRACE = 3.0, 10.0
 """Seconds in which a raylet, and each of the other processes, is to end."""
@@ -20,7 +22,8 @@ def processes_of(session: str) -> list[psutil.Process]:
     """Every process of the Ray session in that temporary folder, with all their children.
 
     The daemons have the folder on their command line. Workers, whose title Ray rewrites, are their children; one that
-    lost its raylet is known by its environment. This process and its other children are none of them.
+    lost its raylet is known by its environment. So is the command that starts a node, which outlives an `up` that is
+    killed. This process and its other children are none of them.
     """
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
@@ -33,7 +36,7 @@ def processes_of(session: str) -> list[psutil.Process]:
 
 def _belongs(process: psutil.Process, session: str) -> bool:
     words = process.cmdline()
-    if words and words[0].startswith("ray::"):
+    if (words and words[0].startswith("ray::")) or RAY_COMMAND in words:
         return bool(process.environ().get("RAY_TMPDIR") == session)
     return any("/ray/" in word for word in words) and any(session in word for word in words)
 

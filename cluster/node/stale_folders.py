@@ -22,9 +22,13 @@ _held: list[int] = []
 
 
 def claim(folder: Path) -> None:
-    """Claim a folder for this process, as long as it lives."""
-    handle = keep_from_children(os.open(folder / OWNER_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    """Claim a folder for this process, as long as it lives. The file has its name when it is locked: until then it
+    would say that its owner has ended.
+    """
+    draft = folder / f"{OWNER_FILE}.{os.getpid()}"
+    handle = keep_from_children(os.open(draft, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     fcntl.flock(handle, fcntl.LOCK_EX)
+    draft.rename(folder / OWNER_FILE)
     _held.append(handle)
 
 

@@ -35,6 +35,7 @@ from pydantic_settings import (
     EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
@@ -368,7 +369,7 @@ def load(file: Path | None = None, **flags: object) -> Loaded:
     path = find_file(file)
     given = {name: value for name, value in flags.items() if value is not None}
     _check_variables()
-    layers = {"flag": _flat(given), "environment": _flat(EnvSettingsSource(Configuration)())}
+    layers = {"flag": _flat(given), "environment": _flat(_variables())}
     if path:
         layers[str(path)] = _flat(_read_toml(path))
     for source, layer in layers.items():
@@ -401,9 +402,22 @@ def to_toml(loaded: Loaded) -> str:
             section = where
             lines += ["", f"[{section}]"]
         value = flat.get(key)
-        text = f"# {name} =" if value is None else f"{name} = {json.dumps(value)}"
+        text = f"# {name} =" if value is None else f"{name} = {_toml(value)}"
         lines.append(f"{text}  # from {loaded.sources[key]}" if key in loaded.sources else text)
     return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    """Return a value as TOML has it: like JSON, but with one escape for a character that JSON writes as two."""
+    return re.sub("[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", json.dumps(value, ensure_ascii=False))
+
+
+def _variables() -> dict[str, Any]:
+    """The values that environment variables give. Raises Invalid if one of a whole section is no JSON."""
+    try:
+        return EnvSettingsSource(Configuration)()
+    except SettingsError as error:
+        raise Invalid(f"{error}: a whole section is JSON; {PREFIX}TOPIC__ACK_QUORUM is one key of it") from None
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:

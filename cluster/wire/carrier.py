@@ -137,7 +137,7 @@ class FramedSocket:
         except OSError as error:
             self._fail(error)
             return
-        for view in views:
+        for view in filter(len, views):  # of an empty one the kernel would take nothing, again and again
             self._wait_to_write(view if view.readonly else memoryview(bytes(view)), kept)
             kept = []
 

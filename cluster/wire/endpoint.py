@@ -8,13 +8,13 @@ import secrets
 import shutil
 import socket
 import tempfile
-from pathlib import Path
 
 import msgspec
 
+from sluice.cluster.node.process_watch import space
+
 PATH_LIMIT = 107
 """Bytes of the path of a Unix-domain socket, on Linux."""
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -45,19 +45,12 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 def this_machine() -> str:
     """This boot of this machine and its view of the files; empty where that cannot be known."""
-    return _space("mnt")
+    return space("mnt")
 
 
 def this_network() -> str:
     """This boot of this machine and its view of the network; empty where that cannot be known."""
-    return _space("net")
-
-
-def _space(kind: str) -> str:
-    try:
-        return f"{_BOOT.read_text().strip()}:{os.stat(f'/proc/self/ns/{kind}').st_ino}"
-    except OSError:
-        return ""
+    return space("net")
 
 
 class SocketFolder:

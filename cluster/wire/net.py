@@ -428,11 +428,16 @@ def open_endpoint(
     secret = "" if known else secrets.token_hex(32)
     listener = Listener(name, known or secret.encode(), answers, trust=trust_of(tls))
     sockets = SocketFolder(folder)
-    listener.listen(sockets.listen())
-    address = own_address() if bind_address == NODE_ADDRESS else bind_address
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    inet = socket.create_server((address, 0), family=family, backlog=128)
-    listener.listen(inet)
+    try:
+        listener.listen(sockets.listen())
+        address = own_address() if bind_address == NODE_ADDRESS else bind_address
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        inet = socket.create_server((address, 0), family=family, backlog=128)
+        listener.listen(inet)
+    except BaseException:  # it is tried again whenever somebody looks for this process
+        listener.close()
+        sockets.remove()
+        raise
     host, port = inet.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = own_address()

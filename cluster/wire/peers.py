@@ -32,6 +32,9 @@ would begin again after a second."""
 PROBE_S = 1.0
 """How long callers whose connection was lost wait to learn whether the process has ended."""
 
+MOST_PEERS = 1_024
+"""Beyond so many, those that have no connection are forgotten: each process that is started has a new name."""
+
 BIND_HINT = 'for a cluster of several machines set bind_address = "node" and start it again'
 NOT_TRIED = Unknown("it was not tried to reach it")
 
@@ -59,9 +62,8 @@ class Peers:
         deadline = loop.time() + timeout_s
         connection = self.open_to(host)
         if connection is None:
-            peer = self._peers.setdefault(host, _Peer(host))
             async with asyncio.timeout_at(deadline):
-                found = await self._ready(peer)
+                found = await self._ready(host)
             if isinstance(found, Unknown):
                 return found
             connection = found
@@ -99,9 +101,10 @@ class Peers:
             peer.close()
         self._peers.clear()
 
-    async def _ready(self, peer: _Peer) -> Connection | Unknown:
+    async def _ready(self, host: str) -> Connection | Unknown:
         """A connection to it that has room."""
         while True:
+            peer = self._peers.get(host) or self._begin(host)
             connection = peer.connection
             if connection is None or not connection.is_open:
                 found = await self._open(peer)
@@ -111,6 +114,14 @@ class Peers:
             if not connection.full:
                 return connection
             await connection.room()
+
+    def _begin(self, host: str) -> _Peer:
+        """Know one more process, and forget the earliest that are too many."""
+        if (excess := len(self._peers) + 1 - MOST_PEERS) > 0:
+            for idle in [name for name, peer in self._peers.items() if peer.is_idle][:excess]:
+                del self._peers[idle]
+        peer = self._peers[host] = _Peer(host)
+        return peer
 
     async def _open(self, peer: _Peer) -> Connection | Unknown:
         """A connection to it, opened once for all callers that wait. Raises Invalid."""
@@ -171,6 +182,8 @@ class Peers:
         error = await connection.ended
         if peer.connection is connection:
             peer.connection = None
+            if peer.opening is not None and peer.opening.done():
+                peer.opening = None  # which keeps the connection's buffers
         orphans = connection.orphans()
         if not orphans:
             return
@@ -199,6 +212,12 @@ class _Peer:
     pause: float = 0.0
     rest_until: float = 0.0
     failure: Unknown | Invalid = NOT_TRIED
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is lost if it is forgotten but where it listens, which can be asked again."""
+        tasks = (self.opening, self.watch)
+        return self.connection is None and all(task is None or task.done() for task in tasks)
 
     def connected(self, connection: Connection) -> None:
         self.connection, self.pause, self.rest_until = connection, 0.0, 0.0

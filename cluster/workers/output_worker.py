@@ -280,14 +280,21 @@ class LoopOutputWorker(OutputWorker, EventLoopWorker):
         while not self._stop_asked.is_set() and work.error is None:
             self._changed.clear()
             if not self._has_room():
-                await self._changed.wait()
+                await self._change()
             elif (message := await self._next()) is not None:
                 self._take(work, message)
         work.stop()
         while not work.finished and work.error is None:
             self._changed.clear()
-            await self._changed.wait()
+            await self._change()
         self._end(work)
+
+    async def _change(self) -> None:
+        """Wait for one, LOOK_S at most. Raises Fenced once the client is closed."""
+        if self._sender.cut_off:
+            raise Fenced("the client is closed")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), LOOK_S)
 
     def _on_change(self) -> None:
         self._changed.set()

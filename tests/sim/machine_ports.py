@@ -19,6 +19,8 @@ class Machines:
         self.world = world
         self.taken: dict[tuple[str, int], None] = {}
         """Ports that programs of others have, by machine."""
+        self.refused: dict[str, None] = {}
+        """What a full disk refuses: `claim`, `tell`."""
         self.takeovers = 0
         self._claims: dict[str, Process] = {}
         self._listening: dict[tuple[str, int], Process] = {}
@@ -33,6 +35,7 @@ class Machines:
 
     def claim(self, process: Process) -> bool:
         """See actors.pulsar.conversation.gateway.port_claims.MachinePorts."""
+        self._write("claim")
         holder = self._claims.get(process.machine)
         if holder is not None and holder is not process and holder.alive:
             self.world.count("gateway waits")
@@ -59,11 +62,16 @@ class Machines:
 
     def tell(self, process: Process, scheme: str, port: int) -> None:
         """See actors.pulsar.conversation.gateway.port_claims.MachinePorts."""
+        self._write("tell")
         place = process.machine, scheme
         before = self._told.get(place, 0)
         assert before in (0, port) or not port, f"{place}: clients were told {before}, and now {port}"
         if port or not before:
             self._told[place] = port
+
+    def _write(self, what: str) -> None:
+        if what in self.refused:
+            raise Unavailable("the disk is full")
 
     def close(self, process: Process) -> None:
         """See actors.pulsar.conversation.gateway.port_claims.MachinePorts."""

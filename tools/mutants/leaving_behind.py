@@ -242,4 +242,20 @@ LEAVING_BEHIND: list[Mutant] = [
         world="workers",
         test=f"{LAUNCH}::test_an_interrupt_that_breaks_rays_import_leaves_nothing",
     ),
+    Mutant(
+        name="the command that starts a node outlives its session",
+        module="sluice.cluster.node.sessions",
+        old=" or RAY_COMMAND in words:\n",
+        new=":\n",
+        world=BROKER,
+        test="tests/cluster/node/test_sessions.py::test_a_node_that_still_starts_ends_as_well",
+    ),
+    Mutant(
+        name="a clock that is set hides a cluster that runs",
+        module="sluice.cluster.launch.discovery",
+        old="lives(name) if name else ",
+        new="",
+        world=BROKER,
+        test="tests/cluster/launch/test_standalone.py::test_a_clock_that_is_set_hides_no_cluster",
+    ),
 ]

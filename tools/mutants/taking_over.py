@@ -15,8 +15,16 @@ TAKING_OVER: list[Mutant] = [
     Mutant(
         name="a gateway does not wait for the one that has the ports",
         module="sluice.actors.pulsar.conversation.gateway.port_claims",
-        old="            self._claimed = self._machine_ports.claim()\n",
-        new="            self._claimed = True\n",
+        old='        if not self._claimed and self._done("gateway_waits", self._machine_ports.claim):\n',
+        new="        if not self._claimed:\n",
+        world=GATEWAY,
+        test=DOORS,
+    ),
+    Mutant(
+        name="a port that could not be published counts as published",
+        module="sluice.actors.pulsar.conversation.gateway.port_claims",
+        old='self._done("port_untold", tell) is not False:\n',
+        new='self._done("port_untold", tell) != 0.5:\n',
         world=GATEWAY,
         test=DOORS,
     ),

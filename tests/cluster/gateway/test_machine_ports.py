@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from sluice.cluster.gateway.machine_ports import RealMachinePorts
+from sluice.cluster.gateway.machine_ports import LOCK_FILE, RealMachinePorts
 from sluice.cluster.gateway.ports import PLAIN, forget_ports, port_of, pulsar_of
+from sluice.cluster.launch.embedded import ClusterHere
+from sluice.cluster.settings.options import ClusterOptions
 from sluice.storage.errors import Unavailable
 
 HOLDS = """
@@ -89,3 +91,35 @@ def test_a_gateway_that_never_ran_is_not_called_a_taken_port(tmp_path: Path) -> 
     said = pulsar_of(tmp_path, {"pulsar_port": 7000})["pulsar"]
     assert "in use" not in said
     assert "status" in said
+
+
+def test_a_folder_that_takes_no_files_is_no_defect(tmp_path: Path) -> None:
+    """A gateway tries again until there is room."""
+    machine_ports = ports_of(tmp_path)
+    for name in (LOCK_FILE, "pulsar-port.new"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(Unavailable, match="cannot be locked"):
+        machine_ports.claim()
+    with pytest.raises(Unavailable, match="cannot be written"):
+        machine_ports.tell(PLAIN, 1)
+
+
+def test_a_start_that_is_broken_off_lets_go(tmp_path: Path) -> None:
+    """The next gateway of the same process waited for the first one for ever."""
+
+    async def scenario() -> None:
+        cluster = ClusterHere(ClusterOptions(data_dir=tmp_path, pulsar_port=0).settings())
+        start = asyncio.create_task(cluster.actors.start("pulsar", "pulsar", {}))
+        while not (tmp_path / LOCK_FILE).exists():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert not start.done()
+        start.cancel()
+        await asyncio.wait([start])
+        assert start.cancelled()
+        machine_ports = ports_of(tmp_path)
+        assert machine_ports.claim()
+        machine_ports.close()
+        await cluster.actors.close()
+        cluster.release()
+
+    run(scenario())

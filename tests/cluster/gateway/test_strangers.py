@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import socket
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +54,27 @@ def test_broken_protocol_is_told_and_closes_the_connection(
     message = consumer.receive(PATIENCE)
     assert message.data() == b"x"
     consumer.acknowledge(message)
+
+
+def test_a_connection_that_is_reset_at_once_is_no_defect(server: Client) -> None:
+    """Load balancers look in this way whether anybody listens, every few seconds."""
+    loop, _, _ = server.owners()
+    defects: list[dict[str, Any]] = []
+
+    def look() -> None:
+        """On the loop's own thread, so that it is reset before it is accepted."""
+        loop.loop.set_exception_handler(lambda _, context: defects.append(context))
+        visitor = Raw(server.pulsar_service_url)
+        visitor.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        visitor.close()
+
+    loop.ask(look)
+    after = Raw(server.pulsar_service_url)
+    after.send(HELLO)
+    assert after.read().HasField("connected")
+    after.close()
+    loop.ask(lambda: loop.loop.set_exception_handler(None))
+    assert defects == []
 
 
 def test_every_request_is_answered_even_those_not_offered(raw: Raw) -> None:

@@ -10,7 +10,7 @@ import pytest
 import ray
 from ray.exceptions import ActorUnavailableError
 
-from sluice.actors.messages import Alive, Done, ListBookies, ListLedgers, Ping, ReadRowIndex, Stats
+from sluice.actors.messages import Alive, Done, ListBookies, ListLedgers, Ping, ReadRowIndex, Stats, Text
 from sluice.actors.ports import Meta, Objects, Ports, Unknown
 from sluice.actors.ports.wire import Reply, Request, pack
 from sluice.actors.runtime.actor import Actor
@@ -106,6 +106,39 @@ async def waiting_for(parts: Parts) -> tuple[host.Host, asyncio.Task[Answer]]:
     waiting = asyncio.create_task(answer_of(runs.actors, "slow", "Stats", pack(Stats())))
     await asyncio.sleep(0)
     return runs, waiting
+
+
+class Odd(Actor):
+    """An actor whose statistics are no JSON."""
+
+    asked = 0
+
+    async def handle(self, request: Request[Any]) -> Reply:
+        self.asked += 1
+        return Text(json="[")
+
+
+class OddParts(Parts):
+    """Parts of a host of these."""
+
+    def actor(self, kind: str, ports: Ports, settings: dict[str, Any]) -> Actor:
+        return Odd(ports)
+
+
+async def test_odd_statistics_end_no_metrics(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The host asks on, and its log says why they are not shown: the metrics of all its actors stood still."""
+    monkeypatch.setattr(host, "EVERY_S", 0.001)
+    runs = host.Host("host", OddParts(), {}, [])
+    for name in ("one", "another"):
+        await runs.start("topic", name, {})
+    exporting = asyncio.create_task(runs._export())
+    actors = runs.actors.serving(Odd)
+    async with asyncio.timeout(30):
+        while not exporting.done() and min(actor.asked for actor in actors) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert not exporting.done(), exporting.exception()
+    exporting.cancel()
+    assert "the statistics of host/one cannot be shown" in caplog.text
 
 
 async def test_wait_for_a_stopped_actor_ends_with_gone() -> None:

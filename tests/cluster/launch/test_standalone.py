@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from sluice.cluster.launch import discovery, launch, standalone
 from sluice.cluster.launch.discovery import process_of
 from sluice.cluster.launch.status import describe
 from sluice.cluster.node.folder import STATE_FILE, TOKEN_FILE, claimed, read_state
+from sluice.cluster.node.process_watch import this_process
 from tests.cluster.helpers import PATIENCE_S, PYTHON, ROOT, values
 
 pytestmark = pytest.mark.timeout(300)
@@ -42,6 +44,29 @@ def process(folder: Path) -> psutil.Process:
     found = process_of(state)
     assert found is not None
     return found
+
+
+@pytest.mark.skipif(not this_process(), reason="processes have no names here")
+def test_a_clock_that_is_set_hides_no_cluster(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`down` took it for ended, forgot it, and it ran on. Its number at another boot is another process, though."""
+    serving, system = process(folder), tmp_path / "proc"
+    began = serving.create_time()
+    system.mkdir()
+    for entry in Path("/proc").iterdir():
+        (system / entry.name).symlink_to(entry)
+    (system / "stat").unlink()
+    told = Path("/proc/stat").read_text()
+    booted = re.search(r"^btime (\d+)$", told, re.MULTILINE)
+    assert booted is not None
+    (system / "stat").write_text(told.replace(booted[0], f"btime {int(booted[1]) + 3600}"))
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(system))
+    assert abs(psutil.Process(serving.pid).create_time() - began) > 3000
+    assert process(folder).pid == serving.pid
+    state = read_state(folder)
+    assert state is not None
+    boot, _, rest = str(state["process_name"]).partition("/")
+    assert process_of(state | {"process_name": f"another{boot}/{rest}"}) is None
+    assert process_of(state | {"process_name": f"{boot}/{rest}0"}) is None
 
 
 def test_other_processes_use_it_and_down_ends_it(folder: Path) -> None:

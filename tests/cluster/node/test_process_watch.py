@@ -97,12 +97,15 @@ async def test_a_process_whose_start_cannot_be_read_has_not_ended(
 
 
 async def test_a_process_that_does_not_know_its_start_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine, pid, _ = this_process().split("/")
+    """For as long as it does not."""
+    name = this_process()
+    machine, pid, _ = name.split("/")
     assert await unfinished(f"{machine}/{pid}/")
     monkeypatch.setattr(process_watch, "_started", lambda _: "")
-    process_watch._forget()
+    process_watch._known.clear()
     assert this_process() == ""
-    process_watch._forget()
+    monkeypatch.undo()
+    assert this_process() == name
 
 
 async def test_a_name_that_means_no_process_is_waited_for() -> None:

@@ -5,14 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sluice.cluster.node import sessions
-from sluice.cluster.node.sessions import stop_session
-from tests.cluster.helpers import eventually
+from sluice.cluster.node.minimal_ray import RAY_COMMAND
+from sluice.cluster.node.sessions import runs, stop_session
+from tests.cluster.helpers import ROOT, eventually
+
+START = """
+import sys
+from sluice.cluster.node.nodes import add_node, start_head
+starts = {"head": start_head, "node": lambda session, **size: add_node(session, "127.0.0.1:9", **size)}
+starts[sys.argv[1]](sys.argv[2], cpus=1, object_store_bytes=80 << 20)
+"""
 
 GCS = """#!/bin/sh
 : > "$0.runs"
@@ -76,3 +86,29 @@ def test_a_deaf_process_is_killed(session: Session, monkeypatch: pytest.MonkeyPa
         session.start(name, DEAF)
     assert stop_session(str(session.folder)) >= 2
     assert all(process.wait(60) is not None for process in session.running)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("kind", ["head", "node"])
+def test_a_node_that_still_starts_ends_as_well(tmp_path: Path, kind: str) -> None:
+    """An `up` that was killed left the command behind that it had begun, and that started a node nobody knew of."""
+    up = subprocess.Popen([sys.executable, "-c", START, kind, tmp_path], cwd=ROOT)
+    begun: list[psutil.Process] = []
+
+    def begins() -> bool:
+        begun[:] = [child for child in psutil.Process(up.pid).children() if RAY_COMMAND in child.cmdline()]
+        return bool(begun)
+
+    try:
+        eventually(begins, "no node is started")
+        up.kill()
+        up.wait()
+        assert runs(begun[0])
+        assert stop_session(str(tmp_path / "another")) == 0
+        assert runs(begun[0])
+        assert stop_session(str(tmp_path)) == 1
+        assert not runs(begun[0])
+    finally:
+        for process in [*begun, psutil.Process(up.pid)] if up.poll() is None else begun:
+            if runs(process):
+                process.kill()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
 
-from sluice.cluster.node.stale_folders import claim, clear
+import pytest
+
+from sluice.cluster.node.stale_folders import OWNER_FILE, claim, clear
 from tests.cluster.helpers import ROOT
 
 CHILD = """
@@ -41,3 +44,20 @@ def test_only_what_belongs_to_nobody_is_cleared(tmp_path: Path) -> None:
         "other", "sluice-flood-kept", "sluice-flood-link", "sluice-flood-mine", "sluice-flood-plain",
     ]  # fmt: skip
     assert (other / "data").exists()
+
+
+def test_a_folder_that_is_being_claimed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two commands start at once, and one of them clears just before the other has its lock."""
+    folder, cleared = tmp_path / "sluice-new", []
+    folder.mkdir()
+    really = fcntl.flock
+
+    def flock(handle: int, operation: int) -> None:
+        monkeypatch.undo()
+        cleared.extend(clear(tmp_path, "sluice-"))
+        really(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    claim(folder)
+    assert (cleared, clear(tmp_path, "sluice-")) == ([], [])
+    assert [path.name for path in folder.iterdir()] == [OWNER_FILE]

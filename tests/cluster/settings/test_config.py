@@ -68,7 +68,7 @@ def test_every_setting_of_the_actors_is_a_key() -> None:
 
 
 def test_printed_settings_read_back(tmp_path: Path) -> None:
-    first = load(bookies=7, topic={"partitions": 3}, data_dir='some where/"quoted"')
+    first = load(bookies=7, topic={"partitions": 3}, data_dir='some where/"quoted"/\\é/\x7f/\U0001f4e6')
     file = tmp_path / "printed.toml"
     file.write_text(to_toml(first))
     assert tomllib.loads(file.read_text())["bookies"] == 7
@@ -147,6 +147,14 @@ def test_unknown_environment_variables_are_refused(monkeypatch: pytest.MonkeyPat
     load()
     monkeypatch.setenv("SLUICE_BOOKEIS", "3")
     with pytest.raises(Invalid, match="did you mean 'SLUICE_BOOKIES'"):
+        load()
+
+
+def test_a_section_that_is_no_json_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_TOPIC", '{"ack_quorum": 1}')
+    assert load().values.topic.ack_quorum == 1  # type: ignore[attr-defined]
+    monkeypatch.setenv("SLUICE_TOPIC", "{ack_quorum: 1}")
+    with pytest.raises(Invalid, match='"topic"'):
         load()
 
 

@@ -133,3 +133,22 @@ async def test_a_connection_without_a_descriptor_to_spare_ends(monkeypatch: pyte
     for descriptor in (reading, writing):
         os.close(descriptor)
     other.close()
+
+
+async def test_an_empty_end_of_a_frame_is_not_waited_for() -> None:
+    """The event loop was awake for nothing until something else was sent."""
+    mine, other = socket.socketpair(socket.AF_UNIX)
+    other.setblocking(False)
+    carrier = FramedSocket(mine, lambda frame: None, lambda error: None, MAX_FRAME)
+    pieces = encode(REQUEST, 1, b"a Ping", b"", (bytes(1 << 24), b""))
+    carrier.send(pieces)
+    assert carrier.waiting
+    left = sum(len(piece) for piece in pieces)
+    loop = asyncio.get_running_loop()
+    while left:
+        left -= len(await loop.sock_recv(other, 1 << 20))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not carrier._writing
+    carrier.close()
+    other.close()

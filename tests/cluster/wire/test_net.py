@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from sluice.actors.ports.wire import Packed, pack
 from sluice.actors.runtime.host import Answer, Message, OnAnswer
 from sluice.cluster.node.environment import CONTROLLER_HOST
 from sluice.cluster.wire import net as module
-from sluice.cluster.wire.endpoint import Endpoint
+from sluice.cluster.wire.endpoint import Endpoint, SocketFolder
 from sluice.cluster.wire.net import NAMING, DirectNet, Listening, Whereabouts, open_endpoint
 from tests.kit.asking import answer_in_task
 
@@ -62,6 +63,26 @@ async def test_an_ended_process_is_gone_though_ray_does_not_know(tmp_path: Path)
     assert isinstance(unknown, Unknown)
     assert not unknown.gone
     net.close()
+
+
+async def test_a_process_that_cannot_listen_leaves_nothing(tmp_path: Path) -> None:
+    """Each look for it has it try again, for as long as its settings name an address that is not here."""
+    opened = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(OSError, match="assign requested address"):
+            open_endpoint("host-a", Named(), str(tmp_path), "192.0.2.1", TOKEN)
+    assert os.listdir(tmp_path) == []
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
+def test_a_long_folder_is_not_used(tmp_path: Path) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    sockets = SocketFolder(str(deep))
+    assert not sockets.path.startswith(str(deep))
+    sockets.listen().close()
+    sockets.remove()
+    assert not os.path.exists(os.path.dirname(sockets.path))
 
 
 class Controller:

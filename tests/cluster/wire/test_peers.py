@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,7 +20,7 @@ import pytest_asyncio
 from sluice.actors.ports import Unknown
 from sluice.actors.ports.wire import Packed
 from sluice.actors.runtime.host import Answer, Message, OnAnswer
-from sluice.cluster.wire import connection, frames, listener
+from sluice.cluster.wire import connection, frames, listener, peers
 from sluice.cluster.wire.connection import Connection
 from sluice.cluster.wire.endpoint import Endpoint, SocketFolder, this_machine, this_network
 from sluice.cluster.wire.frames import HEADER, MAGIC, REQUEST, VERSION
@@ -213,6 +216,26 @@ async def test_a_name_with_a_new_process_is_looked_up_again(machine: Machine) ->
     assert machine.found == 2
 
 
+def loses(machine: Machine, name: str) -> bool:
+    """Whether the caller has noticed the end of a connection."""
+    return machine.peers._peers[name].connection is None
+
+
+async def test_processes_that_have_ended_are_forgotten(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one that takes the place of another has a new name, for as long as the cluster runs."""
+    monkeypatch.setattr(peers, "MOST_PEERS", 8)
+    machine.listen("lives")
+    assert await machine.ask("lives") == ASK
+    for number in range(30):
+        machine.listen(f"{number}")
+        assert await machine.ask(f"{number}") == ASK
+        machine.listeners[f"{number}"].close()
+        await until(partial(loses, machine, f"{number}"))
+    assert len(machine.peers._peers) <= 8
+    assert await machine.ask("lives") == ASK
+    assert machine.found == 31
+
+
 async def test_a_place_that_is_silent_is_not_the_last_word(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that died, or a frozen process: nothing is known of it, and the next attempt asks where it is now."""
     monkeypatch.setattr(connection, "GREETING_S", 0.05)
@@ -248,6 +271,29 @@ async def test_the_loopback_of_another_machine_is_not_looked_for_here(machine: M
     machine.endpoints["a"] = msgspec.structs.replace(end, network="another")
     with pytest.raises(Invalid, match="its own machine only; for a cluster of several machines set bind_address"):
         await machine.ask()
+
+
+@contextlib.contextmanager
+def no_more_files() -> Iterator[None]:
+    """Let this process open nothing more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (os.dup(0), limits[1]))  # the lowest number that was free
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.dup(0)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def test_a_caller_without_descriptors_blames_nobody(machine: Machine) -> None:
+    """The caller could not see that the process is on its own machine, and called the address wrong."""
+    machine.listen("a")
+    with no_more_files():
+        answer = await machine.ask()
+        assert isinstance(answer, Unknown)
+        assert not answer.gone
+    await answered(machine)
 
 
 async def test_a_caller_with_another_token_is_refused_in_one_line(machine: Machine) -> None:
@@ -300,16 +346,6 @@ async def test_only_this_user_can_reach_the_socket(machine: Machine) -> None:
     end = machine.listen("a")
     assert stat.S_IMODE(os.stat(end.path).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(os.path.dirname(end.path)).st_mode) == 0o700
-
-
-def test_a_long_folder_is_not_used(tmp_path: Path) -> None:
-    deep = tmp_path / ("x" * 100)
-    deep.mkdir()
-    sockets = SocketFolder(str(deep))
-    assert not sockets.path.startswith(str(deep))
-    sockets.listen().close()
-    sockets.remove()
-    assert not os.path.exists(os.path.dirname(sockets.path))
 
 
 async def test_columns_changed_after_the_send_arrive_unchanged(machine: Machine) -> None:

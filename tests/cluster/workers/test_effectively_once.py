@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +15,11 @@ import pytest
 import sluice
 from sluice.cluster.client.client import Client
 from sluice.cluster.client.message import Message
-from sluice.cluster.workers.output_worker import OutputWorker
+from sluice.cluster.workers.options import WorkersOptions
+from sluice.cluster.workers.output_worker import FunctionOutputWorker, LoopOutputWorker, OutputWorker
 from sluice.cluster.workers.pool import Workers
 from sluice.cluster.workers.result_loop import Call
+from sluice.cluster.workers.result_sender import ResultSender
 from sluice.storage.errors import Invalid, NotFound
 from tests.cluster.helpers import eventually
 
@@ -197,6 +199,40 @@ def test_a_result_that_cannot_be_published_fails_its_message(topics: tuple[Clien
         eventually(lambda: parked() and pool.status().handled == 175, lambda: str(pool.status()))
         assert "gives payloads" in pool.status().failures["key-3"]
     assert stored(client, output) == {key: numbers for key, numbers in wanted("").items() if key != b"key-3"}
+
+
+class CutOff(ResultSender):
+    """A sender whose client closed at the very moment: what it was given last reaches nobody."""
+
+    lost = False
+
+    @property
+    def cut_off(self) -> bool:
+        return self.lost
+
+    def publish(self, calls: Sequence[Call[Message]]) -> None:
+        self.lost = True
+
+
+def test_a_worker_ends_with_its_client(topics: tuple[Client, str, str]) -> None:
+    """Results that were on their way to it come back neither confirmed nor refused."""
+    client, source, output = topics
+
+    async def later(message: Message) -> bytes:
+        return message.data()
+
+    def ends(kind: type[OutputWorker], handler: Any) -> None:
+        sender = CutOff(*client.owners(), (source, kind.__name__), [output])
+        consumer = client.subscribe(source, kind.__name__, initial_position="earliest")
+        worker = kind(consumer, handler, WorkersOptions(output=output, prefetch=1), sender)
+        worker.start()
+        eventually(lambda: sender.lost, "nothing was handled")
+        worker.stop()
+        eventually(lambda: worker.report().ended, f"a {kind.__name__} waits for ever")
+        assert "the client is closed" in worker.report().error
+
+    ends(FunctionOutputWorker, lambda message: message.data())
+    ends(LoopOutputWorker, later)
 
 
 def test_a_seek_back_repeats_no_result(topics: tuple[Client, str, str]) -> None:

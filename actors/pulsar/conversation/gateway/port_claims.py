@@ -12,6 +12,7 @@ meanwhile that no client can connect.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 from sluice.actors.ports import Ports
@@ -26,7 +27,10 @@ class MachinePorts(Protocol):
     """The ports of one machine, as one gateway claims them. Schemes are those of service URLs."""
 
     def claim(self) -> bool:
-        """Be the one gateway of this machine, until `close` or the end of the process. False: another one is."""
+        """Be the one gateway of this machine, until `close` or the end of the process. False: another one is.
+
+        Raises Unavailable if the machine does not say, for example because its disk is full.
+        """
 
     async def listen(self, scheme: str, port: int) -> int:
         """Listen there; 0 is any free port. Returns the number. Raises Unavailable if another program has the port."""
@@ -35,7 +39,10 @@ class MachinePorts(Protocol):
         """Return the port that an earlier gateway of this machine chose; 0 if there was none."""
 
     def tell(self, scheme: str, port: int) -> None:
-        """Publish for the command line where clients connect; 0: nowhere, because another program has the port."""
+        """Publish for the command line where clients connect; 0: nowhere, because another program has the port.
+
+        Raises Unavailable if that cannot be written.
+        """
 
     def close(self) -> None:
         """Stop listening, and let others claim the ports. Idempotent."""
@@ -51,11 +58,16 @@ class PortHolder:
         self._missing = dict(wanted)
         self._claimed = False
         self._over = Signal()
+        self._numbers: dict[str, int] = {}
+        self._told: dict[str, int] = {}
+        """The numbers to publish, by scheme, and those that were."""
+        self.problem = ""
+        """Why it could neither claim the ports nor publish their numbers at the last attempt."""
 
     @property
     def listens(self) -> bool:
-        """Whether this is the machine's gateway, and has all that it wants."""
-        return self._claimed and not self._missing
+        """Whether this is the machine's gateway, has all that it wants, and has said so."""
+        return self._claimed and not self._missing and self._told == self._numbers
 
     @property
     def refused(self) -> dict[str, int]:
@@ -65,24 +77,37 @@ class PortHolder:
 
     async def open(self) -> bool:
         """Try once; whether clients can connect to all that is wanted."""
-        if not self._claimed:
-            self._claimed = self._machine_ports.claim()
-            if self._claimed:
-                self._ports.log("gateway_claims")
+        self.problem = ""
+        if not self._claimed and self._done("gateway_waits", self._machine_ports.claim):
+            self._claimed = True
+            self._ports.log("gateway_claims")
         for scheme, wanted in list(self._missing.items()) if self._claimed else []:
             port = wanted or self._machine_ports.chosen(scheme)
             try:
                 number = await self._machine_ports.listen(scheme, port)
             except Unavailable as error:
                 if wanted:
-                    self._machine_ports.tell(scheme, 0)
+                    self._numbers[scheme] = 0
                 self._ports.log("gateway_waits", scheme=scheme, error=str(error))
                 continue
             del self._missing[scheme]
             self._opened(scheme, number)
-            self._machine_ports.tell(scheme, number)
+            self._numbers[scheme] = number
             self._ports.log("gateway_listens", scheme=scheme, port=number)
+        for scheme, number in self._numbers.items():
+            tell = partial(self._machine_ports.tell, scheme, number)
+            if self._told.get(scheme) != number and self._done("port_untold", tell) is not False:
+                self._told[scheme] = number
         return self.listens
+
+    def _done(self, event: str, step: Callable[[], bool | None]) -> bool | None:
+        """Return the outcome of a step; False if the machine refuses it, which is a reason to try again."""
+        try:
+            return step()
+        except Unavailable as error:
+            self.problem = str(error)
+            self._ports.log(event, error=self.problem)
+            return False
 
     async def run(self) -> None:
         """Try until the ports are open, then keep them; release them when cancelled."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from sluice.actors.ports import Ports
 from sluice.actors.pulsar.conversation.gateway.port_claims import AGAIN_MS, PortHolder
 from sluice.actors.runtime.actor import Actor
@@ -114,5 +116,23 @@ def test_a_number_that_was_told_is_waited_for() -> None:
         del site.machines.taken["m", number]
         await site.pass_by()
         assert second.opened == {"pulsar": number}
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("step", ["claim", "tell"])
+def test_a_full_disk_is_waited_for(step: str) -> None:
+    """The gateway says why meanwhile, and ends for no reason that goes away."""
+
+    async def scenario(site: Site) -> None:
+        site.machines.refused[step] = None
+        first = await site.add("a")
+        await site.pass_by()
+        assert (first.keeper.listens, first.keeper.problem) == (False, "the disk is full")
+        assert bool(first.opened) == (step == "tell")
+        site.machines.refused.clear()
+        await site.pass_by()
+        assert (first.keeper.listens, first.keeper.problem) == (True, "")
+        assert site.machines.listener("m") is not None
 
     play(scenario)
