@@ -160,6 +160,7 @@ def test_chart_renders_to_one_broker_with_a_disk() -> None:
     variables = {one["name"]: one["value"] for one in broker["env"]}
     assert set(variables) <= {PREFIX + key.replace(".", "__").upper() for key in known_keys()}
     assert variables[f"{PREFIX}LOG_LEVEL"] == "debug"
+    assert pod["enableServiceLinks"] is False
     assert made["StatefulSet"]["spec"]["replicas"] == 1
     mounts = {one["name"] for each in (*pod["initContainers"], broker) for one in each["volumeMounts"]}
     claims = {one["metadata"]["name"] for one in made["StatefulSet"]["spec"]["volumeClaimTemplates"]}
