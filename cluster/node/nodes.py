@@ -22,6 +22,8 @@ START_TIMEOUT = 180.0
 START_TRIES = 3
 
 RAY_COMMAND = """
+import sys
+sys.modules["ray.serve.scripts"] = None
 from ray.scripts import scripts
 class Constants:
     ENABLE_RAY_CLUSTER = True
@@ -35,7 +37,8 @@ with bare_nodes():
 """
 """The `ray` command. The switch that keeps Ray on the loopback makes the command refuse a second node, and nothing
 else: the nodes themselves work. So only the command gets the switch as off. It would also open a port for Ray's remote
-clients, which nothing here uses, if it did not believe that they cannot be served.
+clients, which nothing here uses, if it did not believe that they cannot be served. Ray Serve, whose command Ray adds
+where it can, takes longer to import than the rest of the command.
 """
 
 SLOW_START = "timed out during startup"
