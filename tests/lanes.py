@@ -17,16 +17,21 @@ from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = (
-    "tests/loadgen/run/test_flood.py",
     "tests/cluster/node/test_nodes.py",
+    "tests/cluster/test_machines.py",
+    "tests/loadgen/run/test_flood.py",
     "tests/cluster/launch/test_launch.py",
     "tests/loadgen/faults/test_chaos_live.py",
-    "tests/cluster/test_machines.py",
+    "tests/benchmarks/test_small.py",
+    "tests/cluster/workers/test_detached.py",
     "tests/sim/test_worlds.py",
     "tests/sim/test_crash_matrix.py",
+    "tests/cluster/http/test_flood.py",
+    "tests/cluster/gateway/test_known_attackers.py",
     "tests/sim/test_broker_seeds.py",
+    "tests/cluster/launch/test_standalone.py",
 )
-"""Files that take more than a minute, the longest first. Behind them come those with Spark, then the slow ones."""
+"""Files that take long, the longest first. Behind them come those with Spark, then the slow ones."""
 _MARK = re.compile(r"pytest\.mark\.(\w+)")
 _LONGEST_FIRST = ("spark", "slow")
 

@@ -29,6 +29,8 @@ PATIENCE_S = 120.0
 _LOOK_EVERY_S = 0.1
 
 RAY_COMMAND = """
+import sys
+sys.modules["ray.serve.scripts"] = None
 from ray.scripts import scripts
 class Constants:
     ENABLE_RAY_CLUSTER = True
@@ -42,7 +44,8 @@ with bare_nodes():
 """
 """The `ray` command. The switch that keeps Ray on the loopback makes the command refuse a second node, and nothing
 else: the nodes themselves work. So only the command gets the switch as off. It would also open a port for Ray's remote
-clients, which nothing here uses, if it did not believe that they cannot be served.
+clients, which nothing here uses, if it did not believe that they cannot be served. Ray Serve, whose command Ray adds
+where it can, takes longer to import than the rest of the command.
 """
 
 

@@ -1,7 +1,8 @@
 """The benchmarks that need a cluster run for a few seconds each. The tests check their counts, not their figures.
 
-Benchmarks that also show that nothing is lost, out of order or early run each time. The others run with a release:
-each starts clusters and clients of its own, only to show that it still measures.
+The benchmark that also shows that nothing is lost or out of order runs each time. The others run with a release: each
+starts clusters and clients of its own, only to show that it still measures. Each run plays the Java client against the
+gateway in tests/cluster/gateway/test_java_client.py.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def test_end_to_end_delivers_everything_in_order() -> None:
     assert result["order_checked"] >= result["messages"]
 
 
+@pytest.mark.release
 @pytest.mark.timeout(900)
 def test_java_clients_receive_everything() -> None:
     """The test is skipped without Java, Maven or the client. A message that does not come fails the run."""

@@ -320,12 +320,22 @@ def test_the_loss_of_the_controllers_node_loses_nothing(client: Client, data: Pa
 @ray_test
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "frozen"])
-def test_the_loss_of_the_heads_raylet_loses_nothing(tmp_path: Path, how: str) -> None:
-    """With the controller there, for who came in by the door."""
+def test_the_loss_of_the_heads_raylet_loses_nothing(request: pytest.FixtureRequest, tmp_path: Path, how: str) -> None:
+    """With the controller there, for who came in by the door.
+
+    The cluster has no head afterwards. So the module's goes on to the first of these tests, as the last of its own.
+    """
     import ray
 
-    with three_nodes(tmp_path / "data") as data:
+    with contextlib.ExitStack() as started:
+        if how == "killed":
+            data = request.getfixturevalue("data")
+            launch.up(values(data, bookies=3, brokers=3), 3)
+            ray.shutdown()
+        else:
+            data = started.enter_context(three_nodes(tmp_path / "data"))
         with attached(data) as client:
+            eventually(lambda: len(live_nodes()) == 3, "a node is missing")
             eventually(lambda: len(actors(client, "bookie")) == 3, "a bookie is missing")
             node = controllers_node(head=True)
             here = [psutil.Process(pid) for pid in processes_on(node)]

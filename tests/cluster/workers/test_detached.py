@@ -39,13 +39,15 @@ POOL = "billing-workers"
 KEYS = 30
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    launch.up(values(tmp_path / "data"))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The data folder of the module's cluster. Each test drains its pool, and has a topic of its own."""
+    data = tmp_path_factory.mktemp("detached") / "data"
+    launch.up(values(data))
     try:
-        yield tmp_path / "data"
+        yield data
     finally:
-        launch.down(tmp_path / "data")
+        launch.down(data)
 
 
 def start(folder: Path, calls: Path, version: str, program: str = PROGRAM) -> None:
@@ -138,7 +140,7 @@ def handle(message):
     raise ValueError("never")
 
 sluice.Workers(
-    "orders", "billing", handle, detached=True, dead_letter_policy="stop", max_redeliver_count=1, retry_delay_ms=1,
+    "refunds", "billing", handle, detached=True, dead_letter_policy="stop", max_redeliver_count=1, retry_delay_ms=1,
     ray_actor_options={"num_cpus": 0.1}, connect={"data_dir": sys.argv[1]},
 ).start()
 """
@@ -147,14 +149,14 @@ sluice.Workers(
 @pytest.mark.ray
 def test_a_pool_that_gave_up_is_listed_with_the_reason(folder: Path, tmp_path: Path) -> None:
     with sluice.connect(data_dir=folder) as client:
-        client.create_topic("orders", 1)
-        with client.create_producer("orders") as producer:
+        client.create_topic("refunds", 1)
+        with client.create_producer("refunds") as producer:
             producer.send(b"one", partition_key="key")
         start(folder, tmp_path, "one", STOPS)
         eventually(lambda: "ValueError: never" in row(client)["stopped"], lambda: str(row(client)))
         assert "stopped" in typed(folder, "workers", "list")
         options: dict[str, Any] = {"detached": True, "ray_actor_options": {}, "connect": {"data_dir": str(folder)}}
-        assert "ValueError: never" in sluice.Workers("orders", "billing", **options).status().reason
+        assert "ValueError: never" in sluice.Workers("refunds", "billing", **options).status().reason
         typed(folder, "workers", "drain", POOL)
         assert registry.pools(client) == []
 
