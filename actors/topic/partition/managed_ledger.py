@@ -260,8 +260,7 @@ class ManagedLedger:
                 outcome = self._producers.confirm(producer, first, count, header.ledger, entry) or outcome
                 entry += count
             if outcome is not None:
-                at = Published(ledger=header.ledger, first_entry=header.first_entry, count=header.count)
-                outcome.set_result(at)
+                outcome.set_result(Published(ledger=header.ledger, first_entry=header.first_entry, count=header.count))
         self._room.set()
         self.wake()
 

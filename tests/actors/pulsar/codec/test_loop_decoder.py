@@ -96,7 +96,7 @@ def test_rows_of_several_producers_then_they_lie_side_by_side() -> None:
         {},
     ],
 )
-def test_frame_near_the_plain_form_then_its_row_is_that_of_protobuf(change: dict[str, Any]) -> None:
+def test_frame_near_the_plain_form_then_its_row_is_protobufs(change: dict[str, Any]) -> None:
     """The loop takes the plain form by a regular expression; every other frame by Pulsar's own messages."""
     one = single(b"x", **({"partition_key": b"k", "sequence_id": 7} | change))
     agree([(3, _framed(3, one)), (4, _framed(4, single(b"y", partition_key=b"k", sequence_id=300)))])

@@ -134,7 +134,7 @@ def test_one_message_is_refused_then_the_others_are_stored(monkeypatch: pytest.M
 
 
 def test_a_closed_producer_gets_no_receipt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its message was under way with those of others, which get theirs."""
+    """The others, with which its message was under way, get theirs."""
     start, closed = joint_sends.JointSends.start, list[int]()
 
     def started(joint: joint_sends.JointSends) -> None:
