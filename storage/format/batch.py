@@ -73,6 +73,9 @@ _SMALL = 2048
 """Rows with so many bytes, or with others in so many, are not counted exactly."""
 
 
+_Places = slice | npt.NDArray[np.int64]
+
+
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
     """Messages in their stored shape.
@@ -92,17 +95,18 @@ class StoredBatch:
 
     def take(self, rows: npt.NDArray[np.int64]) -> StoredBatch:
         """The given rows in the given order, as a new batch."""
-        delayed = None if self.deliver_at is None else self.deliver_at[rows]
-        if delayed is not None and not delayed.any():
-            delayed = None
-        return StoredBatch(self.rows.take(pa.array(rows)), delayed, self.hashes[rows])
+        return StoredBatch(self.rows.take(pa.array(rows)), self._delays_of(rows), self.hashes[rows])
 
     def slice(self, start: int, stop: int) -> StoredBatch:
         """Rows start .. stop-1, without a copy."""
-        delayed = None if self.deliver_at is None else self.deliver_at[start:stop]
         whole, begin, _ = self.cut_from or (self, 0, 0)
         rows, hashes = self.rows.slice(start, stop - start), self.hashes[start:stop]
-        return StoredBatch(rows, delayed, hashes, (whole, begin + start, begin + stop))
+        delays = self._delays_of(np.s_[start:stop])
+        return StoredBatch(rows, delays, hashes, (whole, begin + start, begin + stop))
+
+    def _delays_of(self, rows: _Places) -> npt.NDArray[np.int64] | None:
+        delays = None if self.deliver_at is None else self.deliver_at[rows]
+        return delays if delays is not None and delays.any() else None
 
 
 def shape_of(schema: pa.Schema) -> int:

@@ -249,8 +249,6 @@ def sends_of(several: Mapping[int, SentRows]) -> dict[int, Sends]:
     for producer, taken in several.items():
         stop = begin + len(taken.rows)
         batch = whole if len(several) == 1 else whole.slice(begin, stop)
-        if batch.deliver_at is not None and not batch.deliver_at.any():
-            batch = StoredBatch(batch.rows, None, batch.hashes)
         made[producer] = Sends(
             np.array(taken.sequence, np.int64),
             np.array(taken.highest, np.int64),

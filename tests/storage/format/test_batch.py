@@ -153,7 +153,11 @@ def test_rows_keep_their_times_and_hashes_when_taken() -> None:
     assert taken.deliver_at.tolist() == [8, 0]
     assert taken.hashes.tolist() == [masked_hash(b"d"), masked_hash(b"a")]
     assert batch.take(np.array([0, 1])).deliver_at is None
-    assert batch.slice(1, 3).rows["payload"].to_pylist() == [b"x", b"y"]
+    part = batch.slice(1, 3)
+    assert part.rows["payload"].to_pylist() == [b"x", b"y"]
+    assert part.deliver_at is not None
+    assert part.deliver_at.tolist() == [0, 7]
+    assert batch.slice(0, 2).deliver_at is None
 
 
 def test_neighbouring_slices_are_joined_without_a_copy() -> None:
