@@ -303,8 +303,8 @@ STORING: list[Mutant] = [
     Mutant(
         name="a part of a joint run is confirmed where the run begins",
         module="sluice.actors.topic.partition.managed_ledger",
-        old="count=count))\n                entry += count",
-        new="count=count))",
+        old="                entry += count\n            if outcome",
+        new="            if outcome",
         world="ledger",
         test="tests/actors/topic/test_publish.py::test_part_of_a_joint_run_that_comes_again_has_its_place",
     ),

@@ -17,8 +17,8 @@ class Manner:
     watchful: clients ask now and then how many partitions the topic has. earliest: where a new subscription begins.
     deduplicated: the topic stores nothing twice; then messages go in chunks too, and some frames suffer on the way.
     at_once: what was refused comes again, with all that follows it, before the producer is opened again.
-    lanes: how many producers a client has on each partition, each with keys of its own. With several, messages mostly
-    go one by one, and the gateway decodes them without columns.
+    lanes: how many producers a client has on each partition, each with keys of its own. With several, each
+    message is a frame, and the gateway decodes them without columns.
     """
 
     gateways: list[str]

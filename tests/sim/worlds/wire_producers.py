@@ -130,6 +130,8 @@ class WireProducerModel:
         self._wire.write(b"".join(pending.frame for pending in self._pending[producer]))
 
     async def _produce(self) -> None:
+        if self._manner.lanes > 1:
+            await self._wait_for_open()
         while self._left:
             self._left -= 1
             self._send()
@@ -137,6 +139,13 @@ class WireProducerModel:
         while any(self._pending.values()):
             await self.ports.clock.sleep(20)
         self.done.set_result(None)
+
+    async def _wait_for_open(self) -> None:
+        """Wait a while for all producers, so that what they send is sent together."""
+        for _ in range(300):
+            if self._pending and len(self._open) == len(self._pending):
+                break
+            await self.ports.clock.sleep(10)
 
     def _send(self) -> None:
         rng, traffic = self._rng, self._traffic
@@ -166,6 +175,12 @@ class WireProducerModel:
             self._sequences[producer] += 1
             for frame, row in zip(chunk_frames(producer, first, rows, now=now), rows, strict=True):
                 self._send_frame(producer, first, frame, [row], due)
+            return
+        if self._manner.lanes > 1:
+            for number, row in enumerate(rows, first):
+                frame = batch_frame(producer, number, [row], now=now, due=due, by_key=False)
+                self._send_frame(producer, number, frame, [row], due)
+            self._sequences[producer] += len(rows)
             return
         self._sequences[producer] += len(rows)
         frame = batch_frame(producer, first, rows, now=now, due=due, by_key=self._rng.random() < 0.5)
