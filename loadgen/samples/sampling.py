@@ -118,7 +118,7 @@ class Sampler(Sampling):
             self.drains[owner] = stats["drainingHashesByConsumer"]
             self.waited[owner] = {reason: of["sum"] for reason, of in stats.get("waits", {}).items()}
         whole: Counter[str] = Counter()
-        for of_owner in self.waited.values():
+        for of_owner in list(self.waited.values()):  # at rest another thread samples, too
             whole.update(of_owner)
         self.waits.append((at, dict(whole)))
         sums = {name: sum(row[name] for row in rows) for name in (*_ALWAYS, *_SENTINEL)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 from sluice.loadgen.base.broker import BrokerClient
@@ -49,6 +50,26 @@ def test_waits_go_on_when_an_owner_is_replaced() -> None:
         {"draining": 900, "grace": 50},
         {"draining": 1_000, "grace": 50},
     ]
+
+
+def test_an_owner_that_another_thread_notes_ends_no_sample() -> None:
+    """At rest two threads ask: a new owner that one of them noted ended the flood in the other."""
+
+    class Meanwhile(dict[str, int]):
+        """Sums of an owner, of which another thread notes the next one while this one adds them up."""
+
+        def __iter__(self) -> Iterator[str]:
+            sampler.waited[0, 2] = {"draining": 100}
+            return super().__iter__()
+
+        def keys(self) -> Any:
+            return list(self)
+
+    told = Told([stats(1, 1, begun=0, draining=0)])
+    sampler = Sampler(cast(BrokerClient, told), "t", "s", HistoryClock.start())
+    sampler.waited[0, 1] = Meanwhile(draining=700)
+    sampler.sample()
+    assert [waited for _, waited in sampler.waits] == [{"draining": 700}]
 
 
 def test_counters_never_fall_when_an_owner_is_replaced() -> None:
