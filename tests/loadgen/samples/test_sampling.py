@@ -56,7 +56,7 @@ def test_an_owner_that_another_thread_notes_ends_no_sample() -> None:
     """At rest two threads ask: a new owner that one of them noted ended the flood in the other."""
 
     class Meanwhile(dict[str, int]):
-        """Sums of an owner, of which another thread notes the next one while this one adds them up."""
+        """An owner's sums. Another thread notes the next owner while this one adds them up."""
 
         def __iter__(self) -> Iterator[str]:
             sampler.waited[0, 2] = {"draining": 100}
