@@ -12,6 +12,7 @@ import zlib
 import pyarrow as pa
 
 from sluice.actors.pulsar.codec.protocol import MalformedCommand
+from sluice.actors.pulsar.codec.varints import number_of
 from sluice.storage.format.batch import MAX_MESSAGE_BYTES
 
 NONE, LZ4, ZLIB, ZSTD, SNAPPY = range(5)
@@ -69,11 +70,10 @@ def _fits(payload: memoryview, size: int) -> bool:
 
 def _snappy_size(payload: memoryview) -> int:
     """Return the length that stands at the head of a SNAPPY block, as a varint; -1 if none does."""
-    size = 0
-    for index, byte in enumerate(bytes(payload[:5])):
-        size |= (byte & 0x7F) << 7 * index
+    head = bytes(payload[:5])
+    for end, byte in enumerate(head, 1):
         if byte < 0x80:
-            return size
+            return number_of(head[:end])
     return -1
 
 

@@ -32,6 +32,7 @@ from sluice.actors.pulsar.codec.send_decoder import (
     row_of,
     stored,
 )
+from sluice.actors.pulsar.codec.varints import number_of
 from sluice.actors.pulsar.codec.vectorized_decoder import SEND_COMMAND, Sends, read_sends
 from sluice.storage.format.batch import LAST_TIME, MAX_MESSAGE_BYTES, StoredBatch
 
@@ -144,33 +145,22 @@ def _take_plain(found: dict[int, SentRows | None], data: bytes, start: int, stop
         key_at += 2 + data[key_at + 1]
         key = data[match.end() + 2 : key_at]
     left = data[match.start(7) - 2 : match.end(7)] + data[key_at:behind]
-    publish_time, payload = _number(time), data[behind:stop]
+    publish_time, payload = number_of(time), data[behind:stop]
     kept = _kept_plain(left) if len(left) <= _SHORT and key_at <= behind else None
     if kept is None or publish_time > LAST_TIME or len(payload) > MAX_MESSAGE_BYTES:
         return False
     if google_crc32c.value(data[at + 6 : stop]) != int.from_bytes(checksum, "big"):
         return False
-    producer, sequence = _number(producer_id), _number(number)
+    producer, sequence = number_of(producer_id), number_of(number)
     taken = found.setdefault(producer, SentRows())
     if taken is not None:
         if key is None:
             taken.keyless.append((len(taken.rows), sequence))
         taken.rows.append((key, payload, publish_time, None, None, None, 0, sequence, None, kept))
-        taken.sequence.append(_number(sequence_id))
+        taken.sequence.append(number_of(sequence_id))
         taken.highest.append(-1)
         taken.size += stop - start
     return True
-
-
-def _number(varint: bytes) -> int:
-    """Decode a whole varint."""
-    value = varint[0]
-    if value < 0x80:
-        return value
-    value &= 0x7F
-    for place, byte in enumerate(varint[1:], 1):
-        value |= (byte & 0x7F) << 7 * place
-    return value
 
 
 @lru_cache(1024)

@@ -98,6 +98,14 @@ def field(tag: int, value: Ints | Words | int | Cells, there: Flags | None = Non
     return [Cells(laid.data, mine if laid.there is None else laid.there & mine)]
 
 
+def number_of(encoded: bytes) -> int:
+    """Decode a whole varint."""
+    value = 0
+    for place, byte in enumerate(encoded):
+        value |= (byte & 0x7F) << 7 * place
+    return value
+
+
 def varint(value: int) -> bytes:
     groups = [value & 0x7F]
     while value := value >> 7:
