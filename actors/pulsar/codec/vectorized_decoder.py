@@ -118,12 +118,16 @@ class Sends:
             ),
         )
 
+    def _entries(self) -> Ints:
+        """Return the entry of the first row of each frame, once they are stored."""
+        return entry_of(self.first) + np.cumsum(self.rows) - self.rows
+
     def answers(self, producer: int) -> list[Receipt]:
         """Return the answers to all of them, to be encoded one by one."""
-        entries = [UNSIGNED] * len(self)
-        if self.first >= 0:
-            entries = (entry_of(self.first) + np.cumsum(self.rows) - self.rows).tolist()
-        ledger = ledger_of(self.first) if self.first >= 0 else UNSIGNED
+        known = self.first >= 0
+        ledger, entries = ledger_of(self.first) if known else UNSIGNED, [UNSIGNED] * len(self)
+        if known:
+            entries = self._entries().tolist()
         columns = self.sequence.tolist(), self.highest.tolist(), entries
         return [(producer, sequence, highest, ledger, entry) for sequence, highest, entry in zip(*columns, strict=True)]
 
@@ -131,8 +135,7 @@ class Sends:
         """Return the answers to all of them."""
         message_id: list[Field]
         if self.first >= 0:
-            entries = entry_of(self.first) + np.cumsum(self.rows) - self.rows
-            message_id = [(_LEDGER, ledger_of(self.first)), (_ENTRY, entries)]
+            message_id = [(_LEDGER, ledger_of(self.first)), (_ENTRY, self._entries())]
         else:
             message_id = [(_LEDGER, UNSIGNED), (_ENTRY, UNSIGNED)]
         message_id.append((_PARTITION, partition & UNSIGNED))
