@@ -30,7 +30,6 @@ from sluice.actors.messages.limits import SEQUENCES
 from sluice.actors.runtime.shared_future import SharedFuture
 from sluice.actors.runtime.wall_clock import heard_at
 from sluice.storage.errors import Fenced, Invalid, ProducerFenced, SluiceError
-from sluice.storage.format.batch import MAX_RUN_MESSAGES
 from sluice.storage.format.frame import MAX_NAMES_BYTES, MAX_SEGMENTS
 
 if TYPE_CHECKING:
@@ -62,9 +61,8 @@ def check_segments(request: PublishMany) -> None:
         raise Invalid(f"a run is of 2 to {MAX_SEGMENTS} producers, each named once, with the same columns for all")
     if min(request.counts) <= 0 or sum([len(name.encode()) for name in names]) > MAX_NAMES_BYTES:
         raise Invalid(f"each producer has messages, and their names have at most {MAX_NAMES_BYTES} bytes together")
-    if min(request.first_sequences) < 0 or max(request.first_sequences) > SEQUENCES - MAX_RUN_MESSAGES:
-        for first, count in zip(request.first_sequences, request.counts, strict=True):
-            check_sequences(first, count)
+    for first, count in zip(request.first_sequences, request.counts, strict=True):
+        check_sequences(first, count)
 
 
 @dataclass(frozen=True, slots=True)
