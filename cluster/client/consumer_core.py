@@ -114,9 +114,9 @@ class ConsumerCore(OfThisProcess, Generic[V]):
         self._timer: asyncio.TimerHandle | None = None
         self._chunks = ChunkJoiner(loop, options, lambda: self._client, self._receiving.end)
         self._full = False
+        """Whether the partitions fetch nothing, because what was not received yet has many bytes."""
         self.goes_on: dict[int, int] = {}
         """Where the last seek put each partition that it moved; of one topic."""
-        """Whether the partitions fetch nothing, because what was not received yet has many bytes."""
         self._closed = False
 
     def __repr__(self) -> str:
