@@ -76,8 +76,7 @@ async def kept(world: World) -> tuple[Cluster, Ports, Lifetimes, int]:
     client = world.client("client")
     said = Lifetimes(client.meta)
     await said.change(of_topic("t"), retention=Retention(-1, -1))
-    producer = TestProducer(client, await cluster.start())
-    await producer.open()
+    producer = await TestProducer.opened(client, await cluster.start())
     for _ in range(4):
         await producer.publish(10)
     return cluster, client, said, producer.places[-1][1].ledger
@@ -135,8 +134,7 @@ def test_nothing_is_deleted_while_it_is_not_known() -> None:
         cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
         client = world.client("client")
         await client.meta.create(f"{LIFETIMES}{of_topic('t')}", 1, b"?")
-        producer = TestProducer(client, await cluster.start())
-        await producer.open()
+        producer = await TestProducer.opened(client, await cluster.start())
         for _ in range(4):
             await producer.publish(10)
         done = Progress(subscription="s", mark_delete=position(producer.places[-1][1].ledger, 9), number=1)
@@ -175,8 +173,7 @@ def test_an_owner_offloads_as_its_namespace_says() -> None:
         cluster = Cluster(world, settings=TopicSettings(roll_entries=3))
         client = world.client("client")
         await Lifetimes(client.meta).change(SPACE, offload_threshold_bytes=0, offload_deletion_lag_ms=0)
-        producer = TestProducer(client, await cluster.start())
-        await producer.open()
+        producer = await TestProducer.opened(client, await cluster.start())
         for _ in range(3):
             await producer.publish(3)
         await client.clock.sleep(10_000)

@@ -148,6 +148,13 @@ class TestProducer:
         self.next = 0
         self.places: list[tuple[int, Published]] = []
 
+    @classmethod
+    async def opened(cls, ports: Ports, to: Address, name: str = "p", incarnation: str = "1") -> TestProducer:
+        """Make a producer with a session."""
+        made = cls(ports, to, name, incarnation)
+        await made.open()
+        return made
+
     async def open(self) -> ProducerOpened:
         """Open a session, trying until there is an answer."""
         while True:

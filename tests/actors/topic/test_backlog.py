@@ -23,8 +23,7 @@ async def three_ledgers(world: World) -> tuple[Cluster, Ports, TestProducer]:
     """A topic with thirty messages in ledgers of ten; who may ask it, and whose messages they are."""
     cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
     client = world.client("client")
-    producer = TestProducer(client, await cluster.start())
-    await producer.open()
+    producer = await TestProducer.opened(client, await cluster.start())
     for _ in range(3):
         await producer.publish(10)
     return cluster, client, producer
@@ -34,8 +33,7 @@ def test_backlog_is_old_or_not() -> None:
     async def scenario(world: World) -> None:
         cluster = Cluster(world, settings=TopicSettings(roll_entries=10))
         client = world.client("client")
-        producer = TestProducer(client, await cluster.start())
-        await producer.open()
+        producer = await TestProducer.opened(client, await cluster.start())
 
         async def old(before: int) -> bool:
             reply = await client.net.call(cluster.current, MeasureBacklog(before=before), TIMEOUT)

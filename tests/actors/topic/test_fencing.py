@@ -45,16 +45,14 @@ def test_s15_a_frozen_owner_confirms_nothing_behind_the_new_one(seed: int) -> No
         cluster = Cluster(world, settings=TopicSettings(ensemble=3, write_quorum=3, ack_quorum=2))
         old = await cluster.start()
         client = world.client("client")
-        producer = TestProducer(client, old)
-        await producer.open()
+        producer = await TestProducer.opened(client, old)
         await producer.send(make_test_run(["0"]), 0)
         told: list[Published | str] = []
         for number in range(1, 9):
             client.spawn(attempt(producer, str(number), number, told), "attempt")
         await client.clock.sleep(seed)  # the later, the more of them are on their way
         world.pause("owner1")
-        new = TestProducer(client, await cluster.replace_owner(), name="q")
-        await new.open()
+        new = await TestProducer.opened(client, await cluster.replace_owner(), name="q")
         first_of_new = await new.send(make_test_run(["new"], producer="q"), 0)
         world.resume("owner1")
         while len(told) < 8:
@@ -78,14 +76,12 @@ def test_an_owner_waiting_for_bookies_notices_its_replacement() -> None:
 
     async def scenario(world: World) -> None:
         cluster = Cluster(world)
-        producer = TestProducer(world.client("client"), await cluster.start())
-        await producer.open()
+        producer = await TestProducer.opened(world.client("client"), await cluster.start())
         await producer.publish(2)
         world.crash("owner1")
         world.partition(["owner2"], [f"b{number}" for number in range(3)])
         waiting = await cluster.start_owner()
-        new = TestProducer(world.client("other"), await cluster.start_owner(), name="q")
-        await new.open()
+        await TestProducer.opened(world.client("other"), await cluster.start_owner(), name="q")
 
         async def refused() -> None:
             while await to_the_old_owner(world.client("late"), waiting) != "Fenced":
@@ -101,8 +97,7 @@ def test_s15_a_replaced_owner_changes_nothing_in_the_record() -> None:
         cluster = Cluster(world, settings=TopicSettings(roll_entries=4))
         old = await cluster.start()
         client = world.client("client")
-        producer = TestProducer(client, old)
-        await producer.open()
+        producer = await TestProducer.opened(client, old)
         await client.net.call(old, Progress(subscription="s", mark_delete=-1), 1000)
         for _ in range(6):
             await producer.publish(2)
@@ -147,8 +142,7 @@ def test_a_new_owner_reads_only_what_follows_the_snapshot(monkeypatch: pytest.Mo
 
     async def scenario(world: World) -> None:
         cluster = Cluster(world)
-        producer = TestProducer(client := world.client("client"), await cluster.start())
-        await producer.open()
+        producer = await TestProducer.opened(client := world.client("client"), await cluster.start())
         for _ in range(40):
             await producer.publish(1)
         await client.clock.sleep(2000)

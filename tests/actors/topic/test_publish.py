@@ -26,8 +26,7 @@ async def started(world: World, settings: TopicSettings | None = None) -> tuple[
     cluster = Cluster(world, settings=settings or TopicSettings())
     to = await cluster.start()
     client = world.client("client")
-    producer = TestProducer(client, to)
-    await producer.open()
+    producer = await TestProducer.opened(client, to)
     return cluster, client, producer
 
 

@@ -39,8 +39,7 @@ def test_a_new_owner_finds_everything_and_the_old_one_is_fenced() -> None:
         cluster = Cluster(world)
         old = await cluster.start()
         client = world.client("client")
-        producer = TestProducer(client, old)
-        await producer.open()
+        producer = await TestProducer.opened(client, old)
         for _ in range(5):
             await producer.publish(3)
         new = await cluster.start_owner()
@@ -62,8 +61,7 @@ def test_an_open_ledger_goes_on_when_no_id_can_be_had() -> None:
         cluster = Cluster(world, settings=TopicSettings(roll_entries=2))
         to = await cluster.start()
         client = world.client("client")
-        producer = TestProducer(client, to)
-        await producer.open()
+        producer = await TestProducer.opened(client, to)
         await producer.publish(1)
         await LedgerIds().allocate(client, None)
         world.meta.damaged[LEDGER_IDS] = len(world.meta.records[LEDGER_IDS])
@@ -89,8 +87,7 @@ def test_an_owner_that_ends_holds_no_runs_in_its_process(by: str) -> None:
         cluster = Cluster(world)
         old = await cluster.start()
         client = world.client("client")
-        producer = TestProducer(client, old)
-        await producer.open()
+        producer = await TestProducer.opened(client, old)
         for _ in range(5):
             await producer.publish(3)
         await world.loop.pause(100)
@@ -114,8 +111,7 @@ def test_unawaited_runs_leave_memory(waits: bool) -> None:
         cluster = Cluster(world)
         to = await cluster.start()
         client = world.client("client")
-        producer = TestProducer(client, to)
-        await producer.open()
+        producer = await TestProducer.opened(client, to)
         await producer.publish(3)
         await producer.publish(3)
         end = await client.net.call(to, ReadEnds(), 1000)
@@ -140,8 +136,7 @@ def test_a_reader_waits_for_the_next_publish() -> None:
         cluster = Cluster(world, settings=TopicSettings(ensemble=3, write_quorum=3, ack_quorum=2))
         to = await cluster.start()
         client = world.client("client")
-        producer = TestProducer(client, to)
-        await producer.open()
+        producer = await TestProducer.opened(client, to)
 
         async def later() -> None:
             await client.clock.sleep(400)
@@ -166,8 +161,7 @@ def test_an_owner_that_closes_ends_a_ledger_that_has_its_copies(lacks: bool) -> 
         cluster = Cluster(world, bookies=2, settings=TopicSettings(ensemble=2, write_quorum=2, ack_quorum=1))
         old = await cluster.start()
         client = world.client("client")
-        producer = TestProducer(client, old)
-        await producer.open()
+        producer = await TestProducer.opened(client, old)
         if lacks:
             world.pause("b1")
         await producer.publish(3)
@@ -214,8 +208,7 @@ def test_a_ledger_is_as_old_as_the_time_that_has_passed(leap_ms: int) -> None:
         cluster = Cluster(world, settings=TopicSettings(roll_ms=10 * MOST_REST_MS))
         to = await cluster.start()
         client = world.client("client")
-        producer = TestProducer(client, to)
-        await producer.open()
+        producer = await TestProducer.opened(client, to)
 
         async def ledgers() -> list[int]:
             reply = await client.net.call(to, ReadEnds(), 1000)

@@ -364,8 +364,7 @@ def test_a_record_from_a_backup_finds_the_newer_table(first: bool, monkeypatch: 
         assert await compacted(client, cluster) == table
         assert sorted(world.objects.objects) == parts
         assert (await View().read(client, cluster.current)).seen == known.seen
-        other = TestProducer(client, cluster.current, "q")
-        await other.open()
+        other = await TestProducer.opened(client, cluster.current, "q")
         await publish(other, [("a", "later")])
         assert record_of(cluster).ledgers[-1].id > table.horizon >> 32
         await compacted(client, cluster)

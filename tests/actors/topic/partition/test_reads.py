@@ -57,8 +57,7 @@ async def started(world: World, settings: TopicSettings = ROLLING) -> tuple[Clus
     cluster = Cluster(world, settings=settings)
     to = await cluster.start()
     client = world.client("client")
-    producer = TestProducer(client, to)
-    await producer.open()
+    producer = await TestProducer.opened(client, to)
     return cluster, client, producer
 
 
@@ -211,8 +210,7 @@ def test_a_restored_record_with_a_trimmed_open_ledger_serves() -> None:
         await until(client, lambda: len(topic._log.record.ledgers) == 1 and not topic._maintenance._leftovers)
         world.crash(f"owner{cluster.owners}")
         world.meta.records[record_key("t", 0)] = backup
-        other = TestProducer(client, await cluster.replace_owner(), "q")
-        await other.open()
+        other = await TestProducer.opened(client, await cluster.replace_owner(), "q")
         published = await other.publish(3)
         assert published.ledger > ends.last >> 32
         assert [ledger.id for ledger in cluster.topic()._log.record.ledgers] == [published.ledger]
@@ -287,8 +285,7 @@ def test_a_deleted_topic_leaves_no_bytes_and_can_be_made_again() -> None:
 def test_l8_what_a_lost_bookie_held_is_restored() -> None:
     async def scenario(world: World) -> None:
         cluster = Cluster(world, bookies=4, settings=TopicSettings(roll_entries=6))
-        producer = TestProducer(client := world.client("client"), await cluster.start())
-        await producer.open()
+        producer = await TestProducer.opened(client := world.client("client"), await cluster.start())
         for _ in range(9):
             await producer.publish(2)
         lost = cluster.topic()._log.record.ledgers[0].fragments[0].bookies[0]

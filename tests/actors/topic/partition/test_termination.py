@@ -16,8 +16,7 @@ async def started(world: World) -> tuple[Cluster, Ports, TestProducer]:
     cluster = Cluster(world)
     to = await cluster.start()
     client = world.client("client")
-    producer = TestProducer(client, to)
-    await producer.open()
+    producer = await TestProducer.opened(client, to)
     return cluster, client, producer
 
 
@@ -87,8 +86,7 @@ def test_the_end_is_behind_all_that_is_ever_confirmed(seed: int) -> None:
         refused: list[str] = []
 
         async def produce(name: str) -> None:
-            producer = TestProducer(client, cluster.current, name)
-            await producer.open()
+            producer = await TestProducer.opened(client, cluster.current, name)
             try:
                 while True:
                     told = await producer.publish(1 + world.rng.randrange(4))
