@@ -207,7 +207,7 @@ class PartitionProducer:
             count, more = len(following.rows), following.bytes
             joins = following.first_sequence == follows or (first.only_end and following.only_end)
             fits = messages + count <= RUN_MESSAGES and size + more <= RUN_BYTES and joins
-            if not fits or not following.batch.rows.schema.equals(first.batch.rows.schema):
+            if not fits or not following.batch.schema.equals(first.batch.schema):
                 break
             gathered.append(following)
             messages, size, follows = messages + count, size + more, follows + count

@@ -188,7 +188,7 @@ class PartitionWaves:
             if (head := producer.head) is None:
                 producer.go_on()
                 continue
-            schema = head.batch.rows.schema
+            schema = head.batch.schema
             fits = not parts or (
                 segments + producer.segments <= MAX_SEGMENTS
                 and size < WAVE_BYTES

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -91,7 +92,12 @@ class StoredBatch:
     cut_from: tuple[StoredBatch, int, int] | None = None
 
     def __len__(self) -> int:
-        return int(self.rows.num_rows)
+        return len(self.hashes)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the rows."""
+        return self.rows.schema
 
     def take(self, rows: npt.NDArray[np.int64]) -> StoredBatch:
         """The given rows in the given order, as a new batch."""
@@ -147,6 +153,43 @@ def rows_of_values(columns: Mapping[str, Sequence[Any]], optional: tuple[str, ..
         return pa.RecordBatch.from_struct_array(pa.array(list(zip(*values, strict=True)), row))
     arrays = [pa.array(column, field.type) for column, field in zip(values, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class UnbuiltBatch(StoredBatch):
+    """A batch of values that becomes a record batch when its rows are first read. `joined` makes one record batch of
+    several, so that messages of many senders which go together cost one.
+    """
+
+    __slots__ = ("_built", "columns", "optional")
+    _built: pa.RecordBatch | None
+    columns: Mapping[str, Sequence[Any]]
+    optional: tuple[str, ...]
+
+    def __init__(
+        self,
+        columns: Mapping[str, Sequence[Any]],
+        optional: tuple[str, ...],
+        deliver_at: npt.NDArray[np.int64] | None,
+        hashes: Hashes,
+    ) -> None:
+        """columns, optional: see `rows_of_values`. Nothing of them changes from now on."""
+        for name, value in (
+            ("columns", columns), ("optional", optional), ("deliver_at", deliver_at), ("hashes", hashes),
+            ("cut_from", None), ("_built", None),
+        ):  # fmt: skip
+            object.__setattr__(self, name, value)
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        """The record batch."""
+        if self._built is None:
+            object.__setattr__(self, "_built", rows_of_values(self.columns, self.optional))
+        return self._built
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the rows, without building them."""
+        return _shape_with(self.optional)[0]
 
 
 def keys_of_keyless(producer: str | pa.Array, sequence: pa.Array, sequence_id: pa.Array | None) -> pa.Array:
@@ -244,8 +287,16 @@ def joined(batches: Sequence[StoredBatch]) -> StoredBatch:
         delayed = np.concatenate(
             [np.zeros(len(b), np.int64) if b.deliver_at is None else b.deliver_at for b in batches]
         )
-    rows = pa.concat_batches([batch.rows for batch in batches])
-    return StoredBatch(rows, delayed, np.concatenate([batch.hashes for batch in batches]))
+    hashes = np.concatenate([batch.hashes for batch in batches])
+    unbuilt = [batch for batch in batches if isinstance(batch, UnbuiltBatch)]
+    if len(unbuilt) == len(batches):
+        optional = unbuilt[0].optional
+        columns = {
+            name: list(chain.from_iterable([batch.columns[name] for batch in unbuilt]))
+            for name in stored_schema(optional).names
+        }
+        return UnbuiltBatch(columns, optional, delayed, hashes)
+    return StoredBatch(pa.concat_batches([batch.rows for batch in batches]), delayed, hashes)
 
 
 def order_keys(rows: HasColumns) -> pa.Array:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.storage.errors import Invalid
-from sluice.storage.format.batch import LAST_TIME, MAX_KEY_BYTES, MAX_MESSAGE_BYTES, StoredBatch, rows_of_values
+from sluice.storage.format.batch import LAST_TIME, MAX_KEY_BYTES, MAX_MESSAGE_BYTES, StoredBatch, UnbuiltBatch
 from sluice.storage.format.hashing import Hashes, hash_column, masked_hash
 
 OVERHEAD = 64
@@ -107,12 +107,11 @@ class MessageContainer:
         columns |= {name: [*map(values.get, range(self.count))] for name, values in sparse.items() if values}
         if self._pulsar is not None or self._of_chunks:
             columns["pulsar"] = [self._of_chunks.get(row, (self._pulsar,))[0] for row in range(self.count)]
-        rows = rows_of_values(columns, tuple([*columns][3:]))
         deliver_at = None
         if self._deliver_at:
             deliver_at = np.zeros(self.count, np.int64)
             deliver_at[list(self._deliver_at)] = list(self._deliver_at.values())
-        return StoredBatch(rows, deliver_at, self._hashes(producer, first_row))
+        return UnbuiltBatch(columns, tuple([*columns][3:]), deliver_at, self._hashes(producer, first_row))
 
     def _hashes(self, producer: str, first_row: int) -> Hashes:
         keys = list(self._key)

@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.storage.errors import Invalid
-from sluice.storage.format.batch import LAST_TIME, MAX_KEY_BYTES, MAX_MESSAGE_BYTES, make_batch
+from sluice.storage.format.batch import (
+    LAST_TIME,
+    MAX_KEY_BYTES,
+    MAX_MESSAGE_BYTES,
+    UnbuiltBatch,
+    joined,
+    make_batch,
+)
 from sluice.storage.format.message_container import SCALAR, MessageContainer
 
 KEYS = st.none() | st.binary(max_size=9)
@@ -82,3 +89,35 @@ def test_refused_message_leaves_no_trace_in_the_container(message: dict[str, obj
     container.add(b"after", b"k", 3)
     assert container.build("p", 0).rows.column("payload").to_pylist() == [b"before", b"after"]
     assert container.build("p", 0).rows.schema.names == ["key", "payload", "publish_time"]
+
+
+@settings(deadline=None)
+@given(st.lists(MESSAGES, min_size=1, max_size=12))
+def test_joined_containers_are_the_joined_batches(messages: list[dict[str, object]]) -> None:
+    built = []
+    for number, message in enumerate(messages):
+        container = MessageContainer()
+        container.add(**{**message, "properties": None, "ordering_key": None, "event_time": None})  # type: ignore[arg-type]
+        built.append(container.build("p", number))
+    whole = joined(built)
+    rows = pa.concat_batches([batch.rows for batch in built])
+    assert whole.rows.equals(rows)
+    assert whole.schema.equals(rows.schema)
+    assert whole.hashes.tolist() == [int(batch.hashes[0]) for batch in built]
+    times = [0 if batch.deliver_at is None else int(batch.deliver_at[0]) for batch in built]
+    assert (whole.deliver_at is None) == (not any(times))
+    if whole.deliver_at is not None:
+        assert whole.deliver_at.tolist() == times
+
+
+def test_rows_of_a_container_are_made_once_and_with_others() -> None:
+    built = []
+    for number in range(3):
+        container = MessageContainer()
+        container.add(b"%d" % number, b"k", 1)
+        built.append(container.build("p", number))
+    whole = joined(built)
+    assert isinstance(whole, UnbuiltBatch)
+    assert whole.rows is whole.rows
+    assert whole.rows.column("payload").to_pylist() == [b"0", b"1", b"2"]
+    assert [whole.slice(1, 3).rows.column("payload").to_pylist(), len(whole)] == [[b"1", b"2"], 3]
