@@ -21,6 +21,7 @@ from sluice.cli.options import (
     moment,
 )
 from sluice.cli.output import say, show, show_json
+from sluice.cluster.base.version import COMMAND
 from sluice.storage.dates import iso_time
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def export(
 
     with recordings(data_dir, config, everywhere) as folder:
         size = export_incident(folder, topic, subscription, _span(start, end), output)
-    say(f"wrote {size} bytes to {output}; `./sluice incident replay {output}` makes its decisions again")
+    say(f"wrote {size} bytes to {output}; `{COMMAND} incident replay {output}` makes its decisions again")
 
 
 @app.command()

@@ -23,6 +23,7 @@ from sluice.cli.options import (
     SubscriptionArgument,
     TopicArgument,
 )
+from sluice.cluster.base.version import COMMAND
 from sluice.storage.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def joined(address: str | None, data_dir: Path | None = None) -> Iterator[Client
 
     values = load(None, address=address, data_dir=data_dir).values
     if values.address is None and discovery.find(values.data_dir) is None:
-        raise Unavailable(f"no cluster is running on {values.data_dir.absolute()}; start one with `./sluice up`")
+        raise Unavailable(f"no cluster is running on {values.data_dir.absolute()}; start one with `{COMMAND} up`")
     with sluice.connect(values.address, data_dir=values.data_dir) as client:
         yield client
 

@@ -17,6 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from sluice.cluster.base.version import COMMAND
 from sluice.loadgen.judge.checkers import INFORMATION
 from sluice.loadgen.report import charts, waits
 from sluice.loadgen.report.result import BROKEN, OK, Report, percentiles
@@ -416,7 +417,7 @@ def summary(report: Report) -> RenderableType:
     if report.verdict != OK:
         parts += [Text(), *(Text(f"✕ {line}", style="red") for line in report.reasons)]
         parts += [Text(f"  {line}", style="dim") for lines in findings.examples.values() for line in lines[:2]]
-    parts += [Text(f"decisions: ./sluice incident replay {report.incident}")] if report.incident else []
+    parts += [Text(f"decisions: {COMMAND} incident replay {report.incident}")] if report.incident else []
     if report.not_shown:
         parts += [Text(), *(Text(f"! not shown: {line}", style="yellow") for line in report.not_shown)]
     colour = ("yellow" if report.not_shown else "green") if report.verdict == OK else "red"
