@@ -13,7 +13,6 @@ from sluice.cluster.workers.column_worker import ColumnWorker
 from sluice.cluster.workers.handler_worker import Handler, HandlerWorker, WorkerReport, is_async
 from sluice.cluster.workers.keyed_worker import LoopWorker, ThreadedWorker
 from sluice.cluster.workers.options import WorkersOptions
-from sluice.cluster.workers.output_worker import FunctionOutputWorker, LoopOutputWorker
 from sluice.cluster.workers.result_sender import open_results
 from sluice.cluster.workers.serial_worker import SerialWorker
 
@@ -81,7 +80,7 @@ class WorkerPlaces(Protocol):
 def new_worker(client: Client, place: tuple[str, str, str], handler: Handler, options: WorkersOptions) -> HandlerWorker:
     """A worker with its consumer, which has attached. place: topic, subscription, and name of the worker."""
     topic, subscription, name = place
-    sender = open_results(client, topic, subscription, options.outputs) if options.outputs else None
+    sender = open_results(client, topic, subscription, options.outputs)
     consumer = client.subscribe(
         topic,
         subscription,
@@ -92,17 +91,13 @@ def new_worker(client: Client, place: tuple[str, str, str], handler: Handler, op
         schema_type=options.schema_type,
         **options.subscription_settings,
     )
-    if sender is not None:
-        made = LoopOutputWorker if is_async(handler) else FunctionOutputWorker
-        return made(consumer, handler, options, sender)
-    kind: type[HandlerWorker] = SerialWorker
     if options.batch_size:
-        kind = ColumnWorker
-    elif is_async(handler):
-        kind = LoopWorker
-    elif options.concurrency > 1:
-        kind = ThreadedWorker
-    return kind(consumer, handler, options)
+        return ColumnWorker(consumer, handler, options)
+    if is_async(handler):
+        return LoopWorker(consumer, handler, options, sender)
+    if options.outputs or options.concurrency > 1:
+        return ThreadedWorker(consumer, handler, options, sender)
+    return SerialWorker(consumer, handler, options)
 
 
 class ThreadWorker:
