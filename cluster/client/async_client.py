@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Generic, TypeVar, Unpack, cast, overload
+from typing import Any, Generic, TypeVar, Unpack, cast
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -78,13 +78,13 @@ from sluice.cluster.client.typed_settings import ConsumerSettings, DelayedChoice
 from sluice.cluster.client.typed_values import TypedValues, typed_values
 from sluice.cluster.node.process_watch import this_process
 from sluice.cluster.typed.codecs import SchemaType
+from sluice.cluster.typed.variables import S, V
 from sluice.cluster.wire.net import CONTROLLER, DirectNet
 from sluice.storage.errors import Fenced, Invalid, NotFound, SluiceError, Unavailable
 from sluice.storage.format.hashing import key_bytes, masked_hash
 from sluice.storage.format.position import show
 
 T = TypeVar("T")
-V = TypeVar("V")
 OPEN_TIMEOUT = SUBSCRIBE_TIMEOUT = 120_000
 OPERATION_TIMEOUT = 30_000
 """Milliseconds for which a question waits for a controller that does not answer, as Pulsar's clients do."""
@@ -249,37 +249,15 @@ class AsyncClient(OfThisProcess, StoredMessages):
 
     # -- producers and consumers ----------------------------------------------------------------------------------
 
-    @overload
     async def create_producer(
         self,
         topic: str,
         producer_name: str | None = None,
         *,
-        schema: None = None,
+        schema: type[S] | None = None,
         schema_type: SchemaType = "json",
         **settings: Unpack[ProducerSettings],
-    ) -> AsyncProducer: ...
-
-    @overload
-    async def create_producer(
-        self,
-        topic: str,
-        producer_name: str | None = None,
-        *,
-        schema: type[V],
-        schema_type: SchemaType = "json",
-        **settings: Unpack[ProducerSettings],
-    ) -> AsyncProducer[V]: ...
-
-    async def create_producer(
-        self,
-        topic: str,
-        producer_name: str | None = None,
-        *,
-        schema: type[Any] | None = None,
-        schema_type: SchemaType = "json",
-        **settings: Unpack[ProducerSettings],
-    ) -> AsyncProducer[Any]:
+    ) -> AsyncProducer[S]:
         """Open a producer. With a name, its sequences are remembered over restarts, and a newer producer of the same
         name fences this one. initial_sequence_id: number the rows from there, so that an identical repetition after a
         failure stores nothing twice; None goes on behind what is stored. compression: None, lz4 or zstd.
@@ -300,7 +278,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
         in Avro. It is registered for the topic. Raises Invalid if it does not go with the schemas before it.
         """
         typed = typed_values(self, topic, schema, schema_type)
-        return await self.producer_opening(AsyncProducer[Any], topic, producer_name, settings, typed).open()
+        return await self.producer_opening(AsyncProducer[S], topic, producer_name, settings, typed).open()
 
     def producer_opening(
         self,
@@ -364,37 +342,15 @@ class AsyncClient(OfThisProcess, StoredMessages):
             part.divide_by(settings.partitions)
         return settings.max_delay_ms
 
-    @overload
     async def subscribe(
         self,
         topic: Topics,
         subscription_name: str,
         *,
-        schema: None = None,
+        schema: type[V] | None = None,
         schema_type: SchemaType = "json",
         **settings: Unpack[ConsumerSettings],
-    ) -> AsyncConsumer: ...
-
-    @overload
-    async def subscribe(
-        self,
-        topic: str,
-        subscription_name: str,
-        *,
-        schema: type[V],
-        schema_type: SchemaType = "json",
-        **settings: Unpack[ConsumerSettings],
-    ) -> AsyncConsumer[V]: ...
-
-    async def subscribe(
-        self,
-        topic: Topics,
-        subscription_name: str,
-        *,
-        schema: type[Any] | None = None,
-        schema_type: SchemaType = "json",
-        **settings: Unpack[ConsumerSettings],
-    ) -> AsyncConsumer[Any]:
+    ) -> AsyncConsumer[V]:
         """Join a subscription, made at `initial_position` (latest or earliest) if it is new.
 
         topic: a name, a list of names, or a compiled pattern for whole names, as `re.compile("orders-.*")`; with a
@@ -414,7 +370,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
         schema: the type of `message.value()`, see `create_producer`. Raises Invalid if it does not read the newest one.
         """
         typed = typed_values(self, topic, schema, schema_type)
-        return await self.consumer_opening(AsyncConsumer[Any], topic, subscription_name, settings, typed).open()
+        return await self.consumer_opening(AsyncConsumer[V], topic, subscription_name, settings, typed).open()
 
     def consumer_opening(
         self,
@@ -457,7 +413,6 @@ class AsyncClient(OfThisProcess, StoredMessages):
 
         return Opening(self, f"subscribing to {topic}", timeout_ms, begin, consumer.leave)
 
-    @overload
     async def create_reader(
         self,
         topic: str,
@@ -465,32 +420,9 @@ class AsyncClient(OfThisProcess, StoredMessages):
         *,
         start_message_id_inclusive: bool = False,
         receiver_queue_size: int = 1000,
-        schema: None = None,
+        schema: type[V] | None = None,
         schema_type: SchemaType = "json",
-    ) -> AsyncReader: ...
-
-    @overload
-    async def create_reader(
-        self,
-        topic: str,
-        start_message_id: MessageId,
-        *,
-        start_message_id_inclusive: bool = False,
-        receiver_queue_size: int = 1000,
-        schema: type[V],
-        schema_type: SchemaType = "json",
-    ) -> AsyncReader[V]: ...
-
-    async def create_reader(
-        self,
-        topic: str,
-        start_message_id: MessageId,
-        *,
-        start_message_id_inclusive: bool = False,
-        receiver_queue_size: int = 1000,
-        schema: type[Any] | None = None,
-        schema_type: SchemaType = "json",
-    ) -> AsyncReader[Any]:
+    ) -> AsyncReader[V]:
         """Open a reader behind a message (with start_message_id_inclusive: at it), or at MessageId.earliest or latest.
 
         A message id says where its own partition begins; the others begin at their first message.
