@@ -30,6 +30,22 @@ COARSE = 26 * _PER_DOUBLING
 Counts = npt.NDArray[np.int64]
 
 
+class Histogram(HdrHistogram):  # type: ignore[misc]
+    """A histogram of microseconds with three significant digits, which can be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__(1, MAX_LATENCY_US, 3)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _decoded, (self.encode(),)
+
+
+def _decoded(encoded: bytes) -> Histogram:
+    made = Histogram()
+    made.decode_and_add(encoded)
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """The time of a run in equal steps: from `start` (us), `count` steps of `width` us.
@@ -70,8 +86,8 @@ class ActMeasures:
     first_sent: int = 0
     last_confirmed: int = 0
     last_acked: int = 0
-    histogram: Any = field(default_factory=lambda: HdrHistogram(1, MAX_LATENCY_US, 3))
-    publish: Any = field(default_factory=lambda: HdrHistogram(1, MAX_LATENCY_US, 3))
+    histogram: Any = field(default_factory=Histogram)
+    publish: Any = field(default_factory=Histogram)
 
     def merge(self, other: ActMeasures) -> None:
         """Add another part of the same run."""
@@ -83,27 +99,11 @@ class ActMeasures:
         self.histogram.add(other.histogram)
         self.publish.add(other.publish)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, read back by `from_dict`."""
-        plain = {name: getattr(self, name) for name in _PLAIN}
-        return plain | {name: getattr(self, name).encode().decode() for name in ("histogram", "publish")}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> ActMeasures:
-        """The object that `to_dict` made plain."""
-        made = cls(**{name: values[name] for name in _PLAIN})
-        for name in ("histogram", "publish"):
-            getattr(made, name).decode_and_add(values[name].encode())
-        return made
-
     def rates(self) -> dict[str, float]:
         """Messages per second from the first send to the last confirmation, and to the last acknowledgement."""
         published = self.confirmed / max(self.last_confirmed - self.first_sent, 1) * 1e6
         whole = self.acked / max(self.last_acked - self.first_sent, 1) * 1e6
         return {"publish_msgs_per_s": round(published, 1), "end_to_end_msgs_per_s": round(whole, 1)}
-
-
-_PLAIN = ("confirmed", "acked", "first_sent", "last_confirmed", "last_acked")
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Measures:
         self.acts = [ActMeasures() for _ in range(len(self.span.cuts) + 1)]
         self.confirmed, self.delivered, self.acked = (np.zeros(self.span.count, np.int64) for _ in range(3))
         self.latency = np.zeros((self.span.count, COARSE), np.int64)
-        self.histogram, self.lateness, self.publish = (HdrHistogram(1, MAX_LATENCY_US, 3) for _ in range(3))
+        self.histogram, self.lateness, self.publish = (Histogram() for _ in range(3))
 
     def merge(self, other: Measures) -> None:
         """Add another part of the same run."""
@@ -162,40 +162,6 @@ class Measures:
         bucket = (sums < np.ceil(total * percent / 100)[:, None]).sum(axis=1)
         values = 2.0 ** ((bucket + 0.5) / _PER_DOUBLING + _COARSE_FLOOR) / 1000
         return np.where(total > 0, values, np.nan)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, read back by `from_dict`."""
-        return {
-            "span": [self.span.start, self.span.width, self.span.count, list(self.span.cuts)],
-            "acts": [act.to_dict() for act in self.acts],
-            "confirmed": self.confirmed.tolist(),
-            "delivered": self.delivered.tolist(),
-            "acked": self.acked.tolist(),
-            "latency": self.latency.tolist(),
-            "shares": {name: counts.tolist() for name, counts in self.shares.items()},
-            "histogram": self.histogram.encode().decode(),
-            "lateness": self.lateness.encode().decode(),
-            "publish": self.publish.encode().decode(),
-            "bytes": self.bytes,
-            "first_sent": self.first_sent,
-            "last_confirmed": self.last_confirmed,
-            "last_acked": self.last_acked,
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Measures:
-        """The measures that `to_dict` made plain."""
-        start, width, count, cuts = values["span"]
-        made = cls(Span(start, width, count, tuple(cuts)))
-        made.acts = [ActMeasures.from_dict(act) for act in values["acts"]]
-        for name in ("confirmed", "delivered", "acked", "latency"):
-            setattr(made, name, np.array(values[name], np.int64).reshape(getattr(made, name).shape))
-        made.shares = {name: np.array(counts, np.int64) for name, counts in values["shares"].items()}
-        for name in ("histogram", "lateness", "publish"):
-            getattr(made, name).decode_and_add(values[name].encode())
-        for name in ("bytes", "first_sent", "last_confirmed", "last_acked"):
-            setattr(made, name, values[name])
-        return made
 
 
 def measure(sent: pa.Table, delivered: pa.Table, span: Span) -> Measures:

@@ -30,11 +30,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from hdrh.histogram import HdrHistogram
 
 from sluice.loadgen.base.history import DEATH, DETACH, Int64s
 from sluice.loadgen.base.kinds import KILL
-from sluice.loadgen.judge.measures import MAX_LATENCY_US, Span, record
+from sluice.loadgen.judge.measures import Histogram, Span, record
 from sluice.storage.format.position import ENTRY_BITS
 
 HASH_BITS = 17
@@ -74,8 +73,8 @@ class RecoveryTimes:
     worst: list[dict[str, Any]] = field(default_factory=list)
     deliveries: dict[str, list[int]] = field(default_factory=dict)
     waiting: dict[str, list[int]] = field(default_factory=dict)
-    redelivered_keys: Any = field(default_factory=lambda: HdrHistogram(1, MAX_LATENCY_US, 3))
-    unexplained: Any = field(default_factory=lambda: HdrHistogram(1, MAX_LATENCY_US, 3))
+    redelivered_keys: Any = field(default_factory=Histogram)
+    unexplained: Any = field(default_factory=Histogram)
 
     def merge(self, other: RecoveryTimes) -> None:
         """Add another part of the same run."""
@@ -93,19 +92,6 @@ class RecoveryTimes:
         self.worst = sorted(self.worst + other.worst, key=lambda wait: -int(wait["unexplained_us"]))[:WORST]
         self.redelivered_keys.add(other.redelivered_keys)
         self.unexplained.add(other.unexplained)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, read back by `from_dict`."""
-        plain = {name: getattr(self, name) for name in _PLAIN}
-        return plain | {name: getattr(self, name).encode().decode() for name in _HISTOGRAMS}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> RecoveryTimes:
-        """The object that `to_dict` made plain."""
-        made = cls(**{name: value for name, value in values.items() if name not in _HISTOGRAMS})
-        for name in _HISTOGRAMS:
-            getattr(made, name).decode_and_add(values[name].encode())
-        return made
 
     def takeovers(self, faults: Sequence[Fault]) -> list[Takeover]:
         """How long each partition that a fault took was without an owner, by fault, role and partition.
@@ -181,10 +167,6 @@ class RecoveryTimes:
             begins = np.minimum.accumulate(np.where(ready, np.arange(len(ready)), len(ready))[::-1])[::-1] + 1
             begins = begins[busy[:-1]]
             yield int(partition), begins, np.maximum(busy[1:] - begins, 0)
-
-
-_PLAIN = ("redelivery", "next", "before", "worst", "deliveries", "waiting")
-_HISTOGRAMS = ("redelivered_keys", "unexplained")
 
 
 def _needed(fault: Fault, partition: int | None) -> bool:
