@@ -58,7 +58,6 @@ class Server:
         self._http = AdminClient(data_dir)
 
     def page(self, topic: str, subscription: str) -> str:
-        """The address of the page."""
         from urllib.parse import urlencode
 
         chosen = {key: value for key, value in (("topic", topic), ("subscription", subscription)) if value}

@@ -207,7 +207,6 @@ class ConsumerCore(OfThisProcess, Generic[V]):
             consumer.acknowledge(part, np.array(numbers), waited=waited)
 
     def on_event(self, partition: int, event: Event) -> None:
-        """A partition has news."""
         if event.kind == "lost":
             self._has_lost.set()
         if event.kind in ("failed", "found"):

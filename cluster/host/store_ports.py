@@ -80,7 +80,6 @@ class _Together(Generic[Q, A]):
         self._asker: asyncio.Task[None] | None = None
 
     async def ask(self, question: Q) -> A:
-        """The answer."""
         answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._waiting.append((question, answer))
         if self._asker is None or self._asker.done():

@@ -205,7 +205,6 @@ class RayWorker:
         self._actor.stop.remote(self._epoch)
 
     def kill(self) -> None:
-        """End its process."""
         with contextlib.suppress(self._ray.exceptions.RayError):
             self._ray.kill(self._actor)
 

@@ -105,7 +105,6 @@ class ResultLoop(Generic[T]):
         return self._stopping and not self._plan.running
 
     def submit(self, key: bytes, item: T) -> None:
-        """A message came."""
         with self._guard:
             if not self._stopping:
                 self._plan.add(key, item)
