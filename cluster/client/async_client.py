@@ -62,7 +62,7 @@ from sluice.cluster.client.consumer_core import ConsumerCore
 from sluice.cluster.client.dead_letters import AsyncDeadLetters
 from sluice.cluster.client.delayed import DelayedChanges, due_time
 from sluice.cluster.client.message import MessageId
-from sluice.cluster.client.options import ProducerOptions, consumer_options, producer_options
+from sluice.cluster.client.options import ConsumerOptions, ProducerOptions, producer_options
 from sluice.cluster.client.producer_core import ProducerCore
 from sluice.cluster.client.reader import AsyncReader, reader_name, reading
 from sluice.cluster.client.settings_input import (
@@ -386,9 +386,10 @@ class AsyncClient(OfThisProcess, StoredMessages):
         check_name("subscription", subscription_name)
         own, kept = divided(settings)
         timeout_ms = settings.get("timeout_ms", SUBSCRIBE_TIMEOUT)
-        options = consumer_options(topic, subscription_name, not named, **own)
-        wanted = wanted_subscription(kept, named, subscription_name, named=options.named)
-        options = replace(options, shared=wanted.type == "shared")
+        wanted = wanted_subscription(kept, named, subscription_name, named=bool(own.get("consumer_name")))
+        options = ConsumerOptions(
+            topic=topic, subscription=subscription_name, by_pattern=not named, shared=wanted.type == "shared", **own
+        )
         said = [setting for setting in kept if setting not in OF_MAKING]
         from_start = msgspec.structs.replace(wanted, initial_position="earliest")
         consumer = face(self.home, options, self._forget, typed)
@@ -397,7 +398,8 @@ class AsyncClient(OfThisProcess, StoredMessages):
             if isinstance(topics, re.Pattern):
                 pattern = TopicPattern(
                     topics, self.ports, self.directory.ask_controller,
-                    lambda topic: self._join(consumer, [topic], from_start, said, timeout_ms), options.discovery_ms,
+                    lambda topic: self._join(consumer, [topic], from_start, said, timeout_ms),
+                    int(options.pattern_auto_discovery_period * 1000),
                 )  # fmt: skip
                 matching = await pattern.matching(subscription_name, wanted)
                 await self._join(consumer, matching, wanted, said, timeout_ms)
@@ -516,9 +518,10 @@ class AsyncClient(OfThisProcess, StoredMessages):
         def make(partition: int, partitions: int) -> PartitionConsumer:
             config = ConsumerConfig(
                 topic=topic, partition=partition, subscription=options.subscription, name=options.name,
-                incarnation=incarnation, settings=wanted, said=said, ranges=options.ranges, process=this_process(),
-                queue_size=max(options.queue_size // (among * partitions), 1), priority=options.priority,
-                keep_place=options.named, read_compacted=options.read_compacted,
+                incarnation=incarnation, settings=wanted, said=said, ranges=options.key_shared_ranges or (),
+                process=this_process(), priority=options.priority_level,
+                queue_size=max(options.receiver_queue_size // (among * partitions), 1),
+                keep_place=bool(options.consumer_name), read_compacted=options.read_compacted,
             )  # fmt: skip
             return PartitionConsumer(self.ports, self.directory, config, callbacks)
 

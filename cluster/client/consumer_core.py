@@ -278,7 +278,7 @@ class ConsumerCore(OfThisProcess, Generic[V]):
     def _tell_loop(self, messages: int) -> None:
         """More messages were taken or acknowledged."""
         self._waiting += messages
-        many = self._waiting * URGENT_SHARE * len(self.parts) >= self.options.queue_size
+        many = self._waiting * URGENT_SHARE * len(self.parts) >= self.options.receiver_queue_size
         if not self._loop_told or (many and not self._loop_called):
             self._hand_over_now()
 
