@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal
 
 from sluice.cli.options import (
     AddressOption,
+    ConfigOption,
     DataDirOption,
+    EverywhereOption,
     JsonOption,
     RoleTokenOption,
     SubscriptionArgument,
@@ -51,7 +53,7 @@ def joined(address: str | None, data_dir: Path | None = None) -> Iterator[Client
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """topic, subscription: empty if the command did not ask for one. json: False if it did not ask."""
+    """topic, subscription: empty if the command did not ask for one. json, everywhere: False if it did not ask."""
 
     topic: str = ""
     subscription: str = ""
@@ -59,6 +61,8 @@ class Target:
     address: str | None = None
     data_dir: Path | None = None
     role_token: str | None = None
+    config: Path | None = None
+    everywhere: bool = False
 
     def join(self) -> AbstractContextManager[Client]:
         """A client of the running cluster, closed at the end. Raises Unavailable."""
@@ -85,20 +89,23 @@ def topic_path(topic: str) -> str:
 _ARGUMENTS = {"topic": TopicArgument, "subscription": SubscriptionArgument}
 _OPTIONS = {
     "json": (JsonOption, False),
+    "everywhere": (EverywhereOption, False),
     "role_token": (RoleTokenOption, None),
     "address": (AddressOption, None),
     "data_dir": (DataDirOption, None),
+    "config": (ConfigOption, None),
 }
 
 
 def takes(
-    *names: Literal["topic", "subscription", "json", "role_token"],
+    *names: Literal["topic", "subscription", "json", "role_token", "everywhere", "config"],
 ) -> Callable[[Callable[Concatenate[Target, ...], int | None]], Callable[..., int | None]]:
     """Give a command these arguments, --address and --data-dir, as the `Target` that is its first parameter.
 
-    With `role_token` the command asks by HTTP, for which --address has no meaning.
+    A command with `role_token` asks by HTTP, and one with `config` reads files of this machine: --address has no
+    meaning for them.
     """
-    mine = {*names, "data_dir"} | (set() if "role_token" in names else {"address"})
+    mine = {*names, "data_dir"} | ({"address"} if not {"role_token", "config"} & {*names} else set())
 
     def decorate(command: Callable[Concatenate[Target, ...], int | None]) -> Callable[..., int | None]:
         kind = Parameter.KEYWORD_ONLY
