@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
@@ -33,24 +33,6 @@ if TYPE_CHECKING:
     from sluice.cluster.http.admin_client import AdminClient
 
 
-@contextmanager
-def joined(address: str | None, data_dir: Path | None = None) -> Iterator[Client]:
-    """A client of the running cluster, closed at the end: the one at this address, else the one of the data folder.
-
-    Raises Unavailable if there is none: unlike `sluice.connect`, a command never starts one in passing, because it
-    would end with the command.
-    """
-    import sluice
-    from sluice.cluster.launch import discovery
-    from sluice.cluster.settings.config import load
-
-    values = load(None, address=address, data_dir=data_dir).values
-    if values.address is None and discovery.find(values.data_dir) is None:
-        raise Unavailable(f"no cluster is running on {values.data_dir.absolute()}; start one with `{COMMAND} up`")
-    with sluice.connect(values.address, data_dir=values.data_dir) as client:
-        yield client
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """topic, subscription: empty if the command did not ask for one. json, everywhere: False if it did not ask."""
@@ -64,9 +46,22 @@ class Target:
     config: Path | None = None
     everywhere: bool = False
 
-    def join(self) -> AbstractContextManager[Client]:
-        """A client of the running cluster, closed at the end. Raises Unavailable."""
-        return joined(self.address, self.data_dir)
+    @contextmanager
+    def join(self) -> Iterator[Client]:
+        """A client of the running cluster, closed at the end: the one at the address, else the one of the data folder.
+
+        Raises Unavailable if there is none: unlike `sluice.connect`, a command never starts one in passing, because it
+        would end with the command.
+        """
+        import sluice
+        from sluice.cluster.launch import discovery
+        from sluice.cluster.settings.config import load
+
+        values = load(None, address=self.address, data_dir=self.data_dir).values
+        if values.address is None and discovery.find(values.data_dir) is None:
+            raise Unavailable(f"no cluster is running on {values.data_dir.absolute()}; start one with `./sluice up`")
+        with sluice.connect(values.address, data_dir=values.data_dir) as client:
+            yield client
 
     def http(self) -> AdminClient:
         """A caller of the running cluster's admin HTTP. Raises NotFound."""
