@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from sluice.cluster.base.printable import first_line
 from sluice.cluster.base.signals import held_back
 from sluice.cluster.base.version import COMMAND
 from sluice.cluster.node.environment import (
@@ -182,8 +183,3 @@ def answers(address: str, timeout_s: float = 2.0) -> bool:
             return True
     except (OSError, ValueError, OverflowError):
         return False
-
-
-def first_line(error: BaseException) -> str:
-    """The text of an error, in one line."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.cluster.base.extras import require
 from sluice.cluster.base.forks import Birthplace
+from sluice.cluster.base.printable import first_line
 from sluice.cluster.base.signals import TERMINATED, held_back
 from sluice.cluster.base.version import COMMAND
 from sluice.cluster.gateway.ports import forget_ports, pulsar_of, wanted_ports
 from sluice.cluster.host.stores import check_stores
 from sluice.cluster.launch import standalone
-from sluice.cluster.launch.attach import answers, first_line, keep_ray_off_stdout
+from sluice.cluster.launch.attach import answers, keep_ray_off_stdout
 from sluice.cluster.launch.attach import join as join  # part of this module's interface
 from sluice.cluster.launch.discovery import refuse_running, runs, token_of
 from sluice.cluster.launch.preflight import check_machines, check_safeguards

@@ -53,25 +53,29 @@ class PlacedWorker(Protocol):
 
 
 class WorkerPlaces(Protocol):
-    """A place that makes the workers of a pool, and keeps some ready."""
+    """A place that makes the workers of a pool, and may keep some ready."""
 
     def spares(self) -> int:
         """How many processes are ready for a name."""
+        return 0
 
     def start_worker(self, name: str) -> PlacedWorker:
         """A worker under this name. Raises SluiceError, TypeError, ValueError."""
 
     def is_ready(self) -> bool:
         """Whether the next worker would begin at once."""
+        return True
 
     def adopt(self) -> dict[str, PlacedWorker]:
         """Workers by name that an earlier keeper has left."""
+        return {}
 
     def wait(self, seconds: float, stopping: threading.Event, workers: Sequence[PlacedWorker]) -> None:
         """Wait until a worker has ended, the pool is to stop, or the time is up."""
 
     def why_not_placed(self) -> str:
         """Why a worker does not begin, as far as it is known."""
+        return ""
 
     def close(self) -> None:
         """End the spares."""
@@ -128,7 +132,7 @@ class ThreadWorker:
         return ""
 
 
-class ThreadPlaces:
+class ThreadPlaces(WorkerPlaces):
     """Threads of this process."""
 
     def __init__(
@@ -141,20 +145,8 @@ class ThreadPlaces:
     def start_worker(self, name: str) -> PlacedWorker:
         return ThreadWorker(new_worker(self._client, (*self._place, name), self._handler, self._options), self._version)
 
-    def spares(self) -> int:
-        return 0
-
-    def is_ready(self) -> bool:
-        return True
-
-    def adopt(self) -> dict[str, PlacedWorker]:
-        return {}
-
     def wait(self, seconds: float, stopping: threading.Event, workers: Sequence[PlacedWorker]) -> None:
         stopping.wait(seconds)
-
-    def why_not_placed(self) -> str:
-        return ""
 
     def close(self) -> None:
         """Do nothing: there are no spares to end."""

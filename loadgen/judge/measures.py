@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from hdrh.histogram import HdrHistogram
 
 from sluice.loadgen.base.history import OK, Int64s
+from sluice.loadgen.judge.column_operations import ints
 
 MAX_LATENCY_US = 3_600_000_000
 _NEVER = np.iinfo(np.int64).max
@@ -169,7 +170,7 @@ def measure(sent: pa.Table, delivered: pa.Table, span: Span) -> Measures:
     result = Measures(span)
     confirmed = sent.filter(pc.equal(sent.column("status"), OK))
     if confirmed.num_rows:
-        at, since = _ints(confirmed, "confirmed_at"), _ints(confirmed, "sent_at")
+        at, since = ints(confirmed, "confirmed_at"), ints(confirmed, "sent_at")
         result.confirmed = np.bincount(span.steps(at), minlength=span.count)
         result.first_sent, result.last_confirmed = int(since.min()), int(at.max())
         act = span.act(since)
@@ -181,7 +182,7 @@ def measure(sent: pa.Table, delivered: pa.Table, span: Span) -> Measures:
             result.publish.add(of_act.publish)
     if delivered.num_rows == 0:
         return result
-    received, acked = _ints(delivered, "received_at"), _acked(delivered)
+    received, acked = ints(delivered, "received_at"), _acked(delivered)
     result.delivered = np.bincount(span.steps(received), minlength=span.count)
     result.acked = np.bincount(span.steps(acked[acked > 0]), minlength=span.count)
     result.last_acked = int(acked.max())
@@ -204,12 +205,12 @@ def record(histogram: Any, latencies: Int64s) -> None:
 
 def _measure_latency(result: Measures, sent: pa.Table, delivered: pa.Table) -> None:
     """Join the first delivery of each place with its send."""
-    since = _ints(sent, "sent_at")
-    due = _ints(sent, "deliver_at") * 1000
+    since = ints(sent, "sent_at")
+    due = ints(sent, "deliver_at") * 1000
     sends = _places(sent)
-    known = np.flatnonzero(_ints(sent, "position") >= 0)
+    known = np.flatnonzero(ints(sent, "position") >= 0)
     order = known[np.argsort(sends[known], kind="stable")]
-    places, received = _places(delivered), _ints(delivered, "received_at")
+    places, received = _places(delivered), ints(delivered, "received_at")
     firsts = np.lexsort((received, places))
     new = np.ones(len(firsts), np.bool_)
     new[1:] = np.diff(places[firsts]) != 0
@@ -249,13 +250,9 @@ def _measure_acts(result: Measures, since: Int64s, latency: Int64s, acked: Int64
 def _acked(delivered: pa.Table) -> Int64s:
     """Return when each delivery was acknowledged; 0 if it was not, or was given back."""
     given_back = np.asarray(delivered.column("negative").to_numpy(), np.bool_)
-    return np.where(given_back, 0, _ints(delivered, "acked_at"))
-
-
-def _ints(table: pa.Table, name: str) -> Int64s:
-    return np.asarray(table.column(name).to_numpy(), np.int64)
+    return np.where(given_back, 0, ints(delivered, "acked_at"))
 
 
 def _places(table: pa.Table) -> Int64s:
     """One number for (partition, position), unique while ledgers stay below 2**19 and partitions below 2**12."""
-    return _ints(table, "position") + (_ints(table, "partition") << 51)
+    return ints(table, "position") + (ints(table, "partition") << 51)

@@ -33,6 +33,7 @@ import pyarrow as pa
 
 from sluice.loadgen.base.history import DEATH, DETACH, Int64s
 from sluice.loadgen.base.kinds import KILL
+from sluice.loadgen.judge.column_operations import ints
 from sluice.loadgen.judge.measures import Histogram, Span, record
 from sluice.storage.format.position import ENTRY_BITS
 
@@ -267,14 +268,14 @@ class _Deliveries:
     """The deliveries of one part in the order of receiving, as columns of shape (n,)."""
 
     def __init__(self, sent: pa.Table, delivered: pa.Table, events: pa.Table) -> None:
-        order = np.argsort(_ints(delivered, "received_at"), kind="stable")
-        self.received = _ints(delivered, "received_at")[order]
-        self.partition = _ints(delivered, "partition")[order]
-        self.position = _ints(delivered, "position")[order]
-        self.acked = _ints(delivered, "acked_at")[order]
-        self.epoch = _ints(delivered, "epoch")[order]
-        self.underway = self._when_underway(_ints(delivered, "dispatch")[order])
-        self.place = self.partition << HASH_BITS | _ints(delivered, "hash")[order]
+        order = np.argsort(ints(delivered, "received_at"), kind="stable")
+        self.received = ints(delivered, "received_at")[order]
+        self.partition = ints(delivered, "partition")[order]
+        self.position = ints(delivered, "position")[order]
+        self.acked = ints(delivered, "acked_at")[order]
+        self.epoch = ints(delivered, "epoch")[order]
+        self.underway = self._when_underway(ints(delivered, "dispatch")[order])
+        self.place = self.partition << HASH_BITS | ints(delivered, "hash")[order]
         """Which key, as far as the broker can tell keys apart: partition and hash."""
         who = delivered.column("consumer").combine_chunks().dictionary_encode()
         self.names: list[str] = who.dictionary.to_pylist()
@@ -389,8 +390,8 @@ class _Deliveries:
 
     def _confirmed_at(self, rows: Int64s) -> Int64s:
         """Return when the message of each of these deliveries was confirmed, or due; 0 where that is unknown."""
-        position, partition = _ints(self._sent, "position"), _ints(self._sent, "partition")
-        ready = np.maximum(_ints(self._sent, "confirmed_at"), _ints(self._sent, "deliver_at") * 1000)
+        position, partition = ints(self._sent, "position"), ints(self._sent, "partition")
+        ready = np.maximum(ints(self._sent, "confirmed_at"), ints(self._sent, "deliver_at") * 1000)
         known_at = np.flatnonzero(position >= 0)
         order = known_at[np.lexsort((position[known_at], partition[known_at]))]
         if not len(order):
@@ -410,7 +411,3 @@ def _running_maximum(values: Int64s, groups: Int64s) -> Int64s:
     width = high - low + 1
     lifted = (values - low) + lift * width
     return np.asarray(np.maximum.accumulate(lifted) - lift * width + low, np.int64)
-
-
-def _ints(table: pa.Table, name: str) -> Int64s:
-    return np.asarray(table.column(name).to_numpy(), np.int64)
