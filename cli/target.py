@@ -59,7 +59,7 @@ class Target:
 
         values = load(None, address=self.address, data_dir=self.data_dir).values
         if values.address is None and discovery.find(values.data_dir) is None:
-            raise Unavailable(f"no cluster is running on {values.data_dir.absolute()}; start one with `./sluice up`")
+            raise Unavailable(f"no cluster is running on {values.data_dir.absolute()}; start one with `{COMMAND} up`")
         with sluice.connect(values.address, data_dir=values.data_dir) as client:
             yield client
 
