@@ -90,7 +90,7 @@ class TestWholeRelease:
     def test_last_messages_of_keys_are_those_it_compacted(self, packed: str, tmp_path: Path) -> None:
         with sluice.connect(embedded=True, data_dir=unpacked(packed, tmp_path)) as client:
             how = {"type": "exclusive", "initial_position": "earliest", "read_compacted": True}
-            consumer = client.subscribe("orders", "last", **how)  # type: ignore[call-overload]
+            consumer = client.subscribe("orders", "last", **how)  # type: ignore[arg-type]
             last: dict[str, int] = {}
             while len(last) < KEYS or min(last.values()) < MESSAGES - KEYS:
                 message = consumer.receive(timeout_millis=PATIENCE_MS)
@@ -198,7 +198,7 @@ def test_a_table_of_last_messages_in_milliseconds_goes_on(client: Client) -> Non
     def last(subscription: str, count: int) -> dict[int, int]:
         """The last messages of keys, and when they were published."""
         how = {"type": "exclusive", "initial_position": "earliest", "read_compacted": True}
-        with client.subscribe("orders", subscription, **how) as consumer:  # type: ignore[call-overload]
+        with client.subscribe("orders", subscription, **how) as consumer:  # type: ignore[arg-type]
             messages = [consumer.receive(timeout_millis=PATIENCE_MS) for _ in range(count)]
         return {int(message.data()): message.publish_timestamp() for message in messages}
 

@@ -117,7 +117,7 @@ def test_a_reader_reads_from_its_place_and_leaves_nothing(client: Client) -> Non
             assert [int(reader.read_next(PATIENCE_MS).data()) for _ in range(2)] == [18, 19]
             assert not reader.has_message_available()
     with pytest.raises(Invalid, match="a reader starts at a MessageId"):
-        client.create_reader("orders", "earliest")  # type: ignore[call-overload]
+        client.create_reader("orders", "earliest")  # type: ignore[arg-type]
     assert client._core.opened == {}
     assert client.subscriptions("orders") == []
 

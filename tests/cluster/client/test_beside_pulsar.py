@@ -84,7 +84,7 @@ def message_listener(broker: Client, topic: str) -> None:
         assert done.wait(PATIENCE_S)
     assert sorted(came) == [b"0", b"1", b"2"]
     with pytest.raises(Invalid, match="unknown setting 'message_listener'"):
-        broker.subscribe(topic, "s", message_listener=listen)  # type: ignore[call-overload]
+        broker.subscribe(topic, "s", message_listener=listen)  # type: ignore[call-arg]
 
 
 def is_connected(broker: Client, topic: str) -> None:
@@ -112,7 +112,7 @@ def chunking_enabled(broker: Client, topic: str) -> None:
 
 def auto_ack(broker: Client, topic: str) -> None:
     with pytest.raises(Invalid, match="unknown setting 'auto_ack_oldest_chunked_message_on_queue_full'"):
-        broker.subscribe(topic, "s", auto_ack_oldest_chunked_message_on_queue_full=True)  # type: ignore[call-overload]
+        broker.subscribe(topic, "s", auto_ack_oldest_chunked_message_on_queue_full=True)  # type: ignore[call-arg]
 
 
 def batch_receive(broker: Client, topic: str) -> None:

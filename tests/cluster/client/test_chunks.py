@@ -307,4 +307,4 @@ def test_sends_that_cannot_go_in_chunks_are_refused(client: Client, monkeypatch:
             producer.send(large)
         producer.send(large[:-1])
     with pytest.raises(Invalid, match="chunking_enabled is True or False"):
-        client.create_producer("refused", chunking_enabled="yes")  # type: ignore[call-overload]
+        client.create_producer("refused", chunking_enabled="yes")  # type: ignore[arg-type]

@@ -129,6 +129,6 @@ def test_sluices_own_consumers_read_compacted(server: Client, client: pulsar.Cli
     publish(client, "own", ("a", b"1"), ("b", b"1"), ("a", b"2"))
     compact(server, "own")
     options = {"type": "exclusive", "initial_position": "earliest", "read_compacted": True}
-    with server.subscribe("own", "s", **options) as consumer:  # type: ignore[call-overload]
+    with server.subscribe("own", "s", **options) as consumer:  # type: ignore[arg-type]
         values = [consumer.receive(PATIENCE).data() for _ in range(2)]
     assert values == [b"1", b"2"]
