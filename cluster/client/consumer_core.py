@@ -22,11 +22,10 @@ from typing import Any, Generic, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sluice.actors.consumer.acknowledgements import report_losses
 from sluice.actors.consumer.chunks import MessageChunk
 from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.revocations import TakingBack
-from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.consumer.unacked_messages import Received, report_losses
 from sluice.actors.messages import Event
 from sluice.cluster.base.loop import Home, NoReplyInTime, call_user, within
 from sluice.cluster.base.own_process import OfThisProcess

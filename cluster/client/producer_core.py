@@ -32,7 +32,7 @@ from sluice.actors.consumer.chunks import MOST_BYTES
 from sluice.actors.ports import Ports
 from sluice.actors.producer.batches import Outgoing, cut, split
 from sluice.actors.producer.producer import PartitionProducer, Repartitioned
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.cluster.base import tracing
 from sluice.cluster.base.loop import Home, call_user
 from sluice.cluster.base.own_process import OfThisProcess

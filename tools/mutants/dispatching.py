@@ -163,7 +163,7 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="unconfirmed acknowledgements are not said again",
-        module="sluice.actors.consumer.acknowledgements",
+        module="sluice.actors.consumer.unacked_messages",
         old="        self.waiting = [(said, positions) for _, said, positions in self.unconfirmed] + self.waiting",
         new="        self.waiting = list(self.waiting)",
         world=BROKER,

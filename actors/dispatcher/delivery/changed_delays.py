@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription
-from sluice.actors.ownership.ownership_proof import newest_version
+from sluice.actors.ownership.fenced_record import newest_version
 from sluice.actors.ports import Ports
 from sluice.actors.runtime.store_attempts import REFUSALS, attempt
 from sluice.storage.delayed.changes import DelayChanges

@@ -26,7 +26,7 @@ from sluice.actors.lookup.directory import Directory
 from sluice.actors.lookup.topic_client import TopicClient, TopicLog
 from sluice.actors.messages import SubscriptionSettings
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.format.cursor import Cursor
 
 

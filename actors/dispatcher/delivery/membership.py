@@ -10,7 +10,7 @@ that the process has at another one (`process_sessions`, `actors.consumer.heartb
 this:
 
 1. The owner renews its side when it answers, and only while it is certain: no await lies between knowing that and
-   renewing. All owners of a process share one proof (`actors.ownership.ownership_proof`), which is as good as a proof
+   renewing. All owners of a process share one proof (`actors.ownership.fenced_record`), which is as good as a proof
    for each.
 2. The consumer renews its side from the moment at which it *sent* what was answered. So the owner's side, which counts
    from a later moment, never ends first, even if one of the two was frozen meanwhile or the answer is late.
@@ -47,7 +47,7 @@ from typing import Any
 import msgpack
 import msgspec
 
-from sluice.actors.consumer.lease import NEVER
+from sluice.actors.consumer.session import NEVER
 from sluice.storage.errors import InvariantViolation
 
 REMEMBERED_ENDED = 10_000

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Protocol
 
 from sluice.actors.messages import Heartbeat, HeartbeatAnswer
-from sluice.actors.ownership.ownership_proof import OwnershipProof
+from sluice.actors.ownership.fenced_record import OwnershipProof
 from sluice.actors.ports import Address, Ports
 from sluice.storage.errors import SluiceError
 

@@ -17,7 +17,7 @@ from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription
 from sluice.actors.lookup.topic_client import TopicClient
 from sluice.actors.messages import Progress, ReadEnds
 from sluice.actors.ports import Address, Ports
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Fenced, SluiceError, Unavailable
 
 SECURE_TIMEOUT = 3_000

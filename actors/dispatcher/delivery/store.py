@@ -7,7 +7,7 @@ disk, and not before (promise 4). Losing the write means that a newer owner exis
 **An idle owner.** A dispatcher whose consumers have nothing to acknowledge writes nothing, and so would not notice that
 it was replaced: its consumers would keep their leases for ever, and both owners would send. So when it has not written
 for a while it makes sure that the record is still its own, with all owners of its process at once
-(`actors.ownership.ownership_proof`), and extends a consumer's lease only if it knew that at most `trust_ms` ago. A
+(`actors.ownership.fenced_record`), and extends a consumer's lease only if it knew that at most `trust_ms` ago. A
 newer owner that took the record at T therefore knows that no lease of the old one outlasts T + lease + trust
 (`membership`).
 """
@@ -21,7 +21,7 @@ from typing import Any
 from sluice.actors.dispatcher.delivery.sessions import Session
 from sluice.actors.ownership.fenced_record import FencedRecord
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.signal import Signal, SignalTask
+from sluice.actors.runtime.waiting import Signal, SignalTask
 from sluice.storage.errors import Fenced, Unavailable
 
 GROUP_MS = 10

@@ -35,7 +35,7 @@ from sluice.actors.messages import (
 from sluice.actors.messages.limits import MAX_ANSWER_BYTES
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob, owned
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.actors.topic.partition.entry_cache import OLD_BYTES, CachedRun, CacheRoom, EntryCache
 from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.actors.topic.partition.unreadable import ALL_RUNS, Unreadable
