@@ -558,7 +558,7 @@ class PartitionConsumer:
             self._queued -= len(trimmed)
             self.acknowledge_positions(trimmed)
         for came in messages:
-            for received in self._callbacks.divide(came):
+            for received in self._callbacks.divide(came) if "pulsar" in came.schema.names else (came,):
                 self._holding.add(received)
                 self._callbacks.on_received(received)
 

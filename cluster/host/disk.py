@@ -380,7 +380,8 @@ def _unless_full(error: OSError, what: str) -> DiskFull:
 
 
 def _sync(fd: int, how: Callable[[int], None] = os.fsync) -> None:
-    IMPAIRMENTS.before_sync()
+    if IMPAIRMENTS.disk_slowed:
+        IMPAIRMENTS.before_sync()
     how(fd)
 
 

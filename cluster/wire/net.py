@@ -260,7 +260,9 @@ class DirectNet:
         return blob.data
 
     def rows_from(self, to: Address) -> int:
-        return CUT_FROM if self._peers.is_far(to.partition("/")[0]) else 0
+        local, host = self._local, to.partition("/")[0]
+        here = local is not None and host == local.name
+        return CUT_FROM if not here and self._peers.is_far(host) else 0
 
     def part(self, host: str) -> None:
         """Forget how a process is reached: the next call asks where it is."""

@@ -18,8 +18,7 @@ from sluice.actors.dispatcher.delivery.membership import Membership
 from sluice.actors.dispatcher.delivery.progress import ProgressReporter
 from sluice.actors.dispatcher.delivery.redelivery_clock import RedeliveryClock
 from sluice.actors.dispatcher.delivery.sessions import Sessions
-from sluice.actors.dispatcher.delivery.store import CursorStore
-from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription, SubscriptionState
+from sluice.actors.dispatcher.delivery.subscription import CursorStore, PartitionSubscription, SubscriptionState
 from sluice.actors.dispatcher.delivery.unacked_runs import UnackedRuns
 from sluice.actors.key_shared import KeySharedDispatcher
 from sluice.actors.lookup.directory import Directory

@@ -2,8 +2,8 @@
 
 A session is a lease: a consumer that gets no answer for that time stops by itself. An owner that was replaced does not
 know it at once, and its answers still extend leases. It gives such answers only for `trust_ms` after it last knew that
-it was the owner (`store`). So a new owner waits that much longer for each consumer that the record names. The lease of
-an owner never changes, and the record names it with each member.
+it was the owner (`CursorStore`). So a new owner waits that much longer for each consumer that the record names. The
+lease of an owner never changes, and the record names it with each member.
 
 **What renews a lease** is an answer to this consumer, or to a heartbeat of its process, which asks for all sessions
 that the process has at another one (`process_sessions`, `actors.consumer.heartbeats`). For promise 2 both must keep to

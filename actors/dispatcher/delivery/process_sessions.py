@@ -2,8 +2,8 @@
 
 A heartbeat comes from a process with consumers and goes to one dispatcher of a process, for all dispatchers there. A
 heartbeat renews a session as an answer to a poll does: the argument, and its conditions, are those of `membership` and
-`store`. The owner must be certain, at the moment at which it renews, that it has not been replaced. The consumer counts
-from the moment at which it sent the heartbeat, and only for the session and the owner that it asked for
+`CursorStore`. The owner must be certain, at the moment at which it renews, that it has not been replaced. The consumer
+counts from the moment at which it sent the heartbeat, and only for the session and the owner that it asked for
 (`actors.consumer.heartbeats`).
 
 A roster shortens the heartbeat, not the work: both sides know the sessions in it, which never change except that some

@@ -24,6 +24,7 @@ from sluice.actors.ledger.reader import StoredFrame
 from sluice.actors.ledger.record import GivenUp, LedgerRecord, LedgerState
 from sluice.actors.ledger.run_offsets import RunOffsets
 from sluice.actors.messages import (
+    NO_ROWS,
     Ends,
     IndexRead,
     PayloadRead,
@@ -192,6 +193,7 @@ class LogReads:
             bytes=cached.bytes,
             columns=cached.columns,
             blob=blob,
+            cut=NO_ROWS,
             appended=cached.appended,
         )
 
