@@ -33,6 +33,7 @@ from sluice.cli import (
     watching,
     workers,
 )
+from sluice.cluster.base.version import COMMAND
 
 ASKED = "_SLUICE_COMPLETE"
 """The variable by which a script asks; the shell script `sluice` knows it too."""
@@ -62,7 +63,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Sluice: a message broker that keeps the order of each key, on Ray or in one process. "
-    "Try `./sluice flood`, or `./sluice up`, then `produce` and `consume`. "
+    f"Try `{COMMAND} flood`, or `{COMMAND} up`, then `produce` and `consume`. "
     "Exit codes: 0 fine, 1 a promise was broken or Sluice itself failed, 2 the call was wrong or nobody answered, "
     "130 interrupted.",
 )

@@ -5,6 +5,7 @@ No command here needs a running cluster: the recordings are read from the data f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from sluice.cli.options import (
-    ConfigOption,
-    DataDirOption,
-    JsonOption,
-    SubscriptionArgument,
-    TopicArgument,
-    moment,
-)
+from sluice.cli.options import JsonOption, moment
 from sluice.cli.output import say, show, show_json
+from sluice.cli.target import Target, takes
+from sluice.cluster.base.version import COMMAND
 from sluice.storage.dates import iso_time
 
 if TYPE_CHECKING:
@@ -29,9 +25,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="What happened: export and replay the recorded decisions.")
 
 FromOption = Annotated[str, typer.Option("--from", metavar="TIME", help="Since then (ISO-8601).")]
-EverywhereOption = Annotated[
-    bool, typer.Option("--everywhere", help="Also what other machines of the running cluster recorded.")
-]
 ToOption = Annotated[str, typer.Option("--to", metavar="TIME", help="Until then (ISO-8601).")]
 _TEST = '''"""An exported incident stays what it is: made again, its decisions keep every promise."""
 
@@ -52,12 +45,12 @@ _EQUAL = "    assert [str(each.difference) for each in found.values() if each.di
 
 
 @contextmanager
-def recordings(data_dir: Path | None, config: Path | None, everywhere: bool) -> Iterator[Path]:
+def recordings(target: Target) -> Iterator[Path]:
     """The data folder with the recordings; `everywhere`: a temporary one with those of all machines."""
     from sluice.cluster.settings.config import load
 
-    values = load(config, data_dir=data_dir).values
-    if not everywhere:
+    values = load(target.config, data_dir=target.data_dir).values
+    if not target.everywhere:
         yield values.data_dir
         return
     from sluice.cluster.launch import discovery
@@ -71,37 +64,33 @@ def recordings(data_dir: Path | None, config: Path | None, everywhere: bool) -> 
         yield folder
 
 
-def chunks_of(
-    topic: str, subscription: str, data_dir: Path | None, config: Path | None, everywhere: bool = False
-) -> list[RecordedCalls]:
+def chunks_of(target: Target) -> list[RecordedCalls]:
     """Return what was recorded of a subscription. Raises NotFound."""
     from sluice.cluster.host.recordings import recorded_chunks
     from sluice.storage.errors import NotFound
 
-    with recordings(data_dir, config, everywhere) as folder:
-        found = list(recorded_chunks(folder, topic, subscription))
+    with recordings(target) as folder:
+        found = list(recorded_chunks(folder, target.topic, target.subscription))
         if not found:
-            raise NotFound(f"nothing is recorded of {subscription} on {topic} in {folder}; see recorder_bytes")
+            what = f"{target.subscription} on {target.topic}"
+            raise NotFound(f"nothing is recorded of {what} in {folder}; see recorder_bytes")
         return found
 
 
 @app.command()
+@takes("topic", "subscription", "everywhere", "config")
 def export(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
+    target: Target,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")],
     start: FromOption = "0",
     end: ToOption = "",
-    everywhere: EverywhereOption = False,
-    data_dir: DataDirOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Write what was recorded of a subscription into one file: no payloads, and keys as hashes alone."""
     from sluice.cluster.host.recordings import export_incident
 
-    with recordings(data_dir, config, everywhere) as folder:
-        size = export_incident(folder, topic, subscription, _span(start, end), output)
-    say(f"wrote {size} bytes to {output}; `./sluice incident replay {output}` makes its decisions again")
+    with recordings(target) as folder:
+        size = export_incident(folder, target.topic, target.subscription, _span(start, end), output)
+    say(f"wrote {size} bytes to {output}; `{COMMAND} incident replay {output}` makes its decisions again")
 
 
 @app.command()
@@ -162,43 +151,30 @@ _LATEST = 1 << 60
 _BAR = 30
 
 
+@takes("topic", "subscription", "json", "everywhere", "config")
 def timeline(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
+    target: Target,
     key: Annotated[str, typer.Option("--key", help="The key.")],
     start: FromOption = "0",
     end: ToOption = "",
-    json: JsonOption = False,
-    everywhere: EverywhereOption = False,
-    data_dir: DataDirOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Show what happened to a key, one line each, from what this machine recorded; over changes of owner as well."""
     from sluice.actors.recorder.timeline import timeline as lines_of
 
-    chunks = chunks_of(topic, subscription, data_dir, config, everywhere)
-    lines = lines_of(chunks, _hash(key), *_span(start, end))
+    lines = lines_of(chunks_of(target), _hash(key), *_span(start, end))
     rows = [{"at": iso_time(line.at), "partition": line.partition, "what": line.text} for line in lines]
-    if json:
+    if target.json:
         show_json(rows)
     else:
         show(rows, False, {"at": "at", "what": "what"})
 
 
-def waits(
-    topic: TopicArgument,
-    subscription: SubscriptionArgument,
-    start: FromOption = "0",
-    end: ToOption = "",
-    json: JsonOption = False,
-    everywhere: EverywhereOption = False,
-    data_dir: DataDirOption = None,
-    config: ConfigOption = None,
-) -> None:
+@takes("topic", "subscription", "json", "everywhere", "config")
+def waits(target: Target, start: FromOption = "0", end: ToOption = "") -> None:
     """Show what messages waited for between their confirmation and their first delivery, the longest first."""
     from sluice.actors.recorder.timeline import waits as waits_of
 
-    found = waits_of(chunks_of(topic, subscription, data_dir, config, everywhere), *_span(start, end))
+    found = waits_of(chunks_of(target), *_span(start, end))
     rows: list[dict[str, Any]] = [
         {
             "reason": reason,
@@ -208,16 +184,9 @@ def waits(
         }
         for reason, milliseconds in found.by_reason.most_common()
     ]
-    consumers: list[dict[str, Any]] = [
-        {"consumer": name, "messageSeconds": ms / 1000} for name, ms in found.by_consumer.most_common(10)
-    ]
-    hashes: list[dict[str, Any]] = [
-        {"keyHash": number, "messageSeconds": ms / 1000} for number, ms in found.by_hash.most_common(10)
-    ]
-    holders: list[dict[str, Any]] = [
-        {"consumer": name, "messageSeconds": ms / 1000} for name, ms in found.by_holder.most_common(10)
-    ]
-    if json:
+    consumers, holders = _longest("consumer", found.by_consumer), _longest("consumer", found.by_holder)
+    hashes = _longest("keyHash", found.by_hash)
+    if target.json:
         show_json({"reasons": rows, "consumers": consumers, "holders": holders, "keys": hashes})
         return
     for each in (rows, consumers, holders, hashes):
@@ -231,11 +200,15 @@ def waits(
     show(hashes, False, {"keyHash": "key (hash)", **seconds}, "keys")
 
 
-def explained(topic: str, subscription: str, key: str, at: int, data_dir: Any) -> dict[str, Any]:
+def _longest(name: str, waited: Counter[Any]) -> list[dict[str, Any]]:
+    return [{name: whose, "messageSeconds": ms / 1000} for whose, ms in waited.most_common(10)]
+
+
+def explained(target: Target, key: str, at: int) -> dict[str, Any]:
     """Return what the gates said of a key at a time (ms). Raises NotFound."""
     from sluice.actors.recorder.timeline import explain_at
 
-    return explain_at(chunks_of(topic, subscription, data_dir, None), _hash(key), at)
+    return explain_at(chunks_of(target), _hash(key), at)
 
 
 def _span(start: str, end: str) -> tuple[int, int]:

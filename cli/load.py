@@ -19,6 +19,7 @@ from sluice.cli.options import (
     parse_settings,
 )
 from sluice.cluster.base.extras import require
+from sluice.cluster.base.version import COMMAND
 from sluice.cluster.node.environment import TOKEN_PATH
 from sluice.storage.errors import Invalid
 
@@ -335,7 +336,7 @@ def _running() -> str | None:
         if standalone.process_on(values.data_dir):
             raise Invalid(
                 f"the cluster on {values.data_dir} is one process, and this needs one of several; "
-                "end it with `./sluice down`, or name another --data-dir"
+                f"end it with `{COMMAND} down`, or name another --data-dir"
             )
         return _use_token(*found)
     return values.address

@@ -15,20 +15,16 @@ import typer
 
 from sluice.cli.options import (
     MOST,
-    AddressOption,
     ConsumerNameOption,
-    DataDirOption,
     GraceOption,
-    JsonOption,
     NackOrderOption,
     SubscriptionOption,
-    TopicArgument,
     finite,
     milliseconds,
     moment,
 )
 from sluice.cli.output import say, show_json, text_of
-from sluice.cli.target import joined
+from sluice.cli.target import Target, takes
 from sluice.cli.waiting import Waiting
 from sluice.cluster.base.printable import printable
 from sluice.storage.dates import iso_time
@@ -49,8 +45,9 @@ CountOption = Annotated[
 ]
 
 
+@takes("topic", "json")
 def produce(
-    topic: TopicArgument,
+    target: Target,
     messages: Annotated[
         list[str], typer.Option("--message", "-m", metavar="TEXT", help="A message; can be repeated.")
     ] = [],  # noqa: B006 (typer reads the default and never changes it)
@@ -65,9 +62,6 @@ def produce(
     ] = 0,
     deliver_after: Annotated[str | None, typer.Option("--deliver-after", help="Delay, for example 30s.")] = None,
     deliver_at: Annotated[str | None, typer.Option("--deliver-at", help="Time of delivery (ISO-8601).")] = None,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
 ) -> None:
     """Publish messages; each is confirmed on disk. Without --message, every line of standard input is one."""
     if deliver_after is not None and deliver_at is not None:
@@ -82,10 +76,10 @@ def produce(
     if deliver_at is not None:
         options["deliver_at"] = moment(deliver_at)
     sent = 0
-    with joined(address, data_dir) as client:
+    with target.join() as client:
         began = time.monotonic()
         with Waiting(client).watched() as waiting:
-            producer = client.create_producer(topic)
+            producer = client.create_producer(target.topic)
             for text in _texts(messages, count):
                 one_key, payload = _split(text, key, key_separator)
                 if rate:
@@ -94,14 +88,15 @@ def produce(
                 message_id = producer.send(payload, partition_key=one_key, **options)
                 sent += 1
                 waiting.moved()
-                if json:
+                if target.json:
                     show_json({"message_id": str(message_id), "key": one_key})
             producer.close()
     say(f"{sent} message{'' if sent == 1 else 's'} published and confirmed")
 
 
+@takes("topic", "json")
 def consume(
-    topic: TopicArgument,
+    target: Target,
     subscription: SubscriptionOption,
     count: CountOption = 1,
     position: Annotated[
@@ -114,16 +109,13 @@ def consume(
     nack_order: NackOrderOption | None = None,
     name: ConsumerNameOption = None,
     grace_ms: GraceOption = None,
-    json: JsonOption = False,
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
 ) -> int:
     """Receive and acknowledge messages of a Key_Shared subscription, one line each. Exit 2 if fewer came than asked."""
     if position.lower() not in ("latest", "earliest"):
         raise typer.BadParameter("--subscription-position is latest or earliest")
     patience = milliseconds(timeout) if timeout is not None else None
     got = 0
-    with joined(address, data_dir) as client:
+    with target.join() as client:
         # No more is taken from the others than will be printed.
         room = min(count, QUEUE) or QUEUE
         given = {"timeout_ms": patience, "consumer_name": name, "grace_ms": grace_ms, "nack_order": nack_order}
@@ -131,10 +123,12 @@ def consume(
         bound["initial_position"] = position.lower()
         with contextlib.ExitStack() as stack:
             waiting = stack.enter_context(Waiting(client).watched())
-            consumer = stack.enter_context(client.subscribe(topic, subscription, receiver_queue_size=room, **bound))
+            consumer = stack.enter_context(
+                client.subscribe(target.topic, subscription, receiver_queue_size=room, **bound)
+            )
             for message in _received(consumer, count, patience):
                 waiting.moved()
-                _print(message, json)
+                _print(message, target.json)
                 if acknowledge:
                     consumer.acknowledge(message)
                 got += 1

@@ -149,6 +149,9 @@ ObjectsOption = Annotated[
 S3EndpointOption = Annotated[
     str | None, typer.Option("--s3-endpoint", metavar="URL", help="S3 server to use in place of AWS.")
 ]
+EverywhereOption = Annotated[
+    bool, typer.Option("--everywhere", help="Also what other machines of the running cluster recorded.")
+]
 SetOption = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="A setting, see `config show`; can be repeated.")
 ]

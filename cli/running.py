@@ -23,6 +23,7 @@ from sluice.cli.options import (
 from sluice.cli.output import is_table, say, show, show_json, show_one, watch
 from sluice.cli.topics import TOPICS
 from sluice.cluster.base.printable import printable
+from sluice.cluster.base.version import COMMAND
 
 if TYPE_CHECKING:
     from sluice.cluster.settings.config import Configuration
@@ -88,7 +89,7 @@ def up(
     answer = standalone.up(loaded.values) if embedded else launch.up(loaded.values, nodes)
     for name, (has, asked) in answer.get("kept", {}).items():
         if nodes > 1 if name == "nodes" else _was_given(name, loaded.sources):
-            say(f"{name} stays {has!r}, not {asked!r}: the cluster runs already; use `./sluice down`, then `up`")
+            say(f"{name} stays {has!r}, not {asked!r}: the cluster runs already; use `{COMMAND} down`, then `up`")
     for alarm in answer.get("alarms", ()):
         say(f"alarm: {alarm}")
     if json:

@@ -7,16 +7,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sluice.cli.options import AddressOption, DataDirOption, JsonOption
 from sluice.cli.output import show
-from sluice.cli.target import joined
+from sluice.cli.target import Target, takes
 from sluice.cluster.base.extras import require
 
 History = Literal["auto", "only", "off"]
 Engine = Literal["duckdb", "spark"]
 
 
+@takes("json")
 def sql(
+    target: Target,
     query: Annotated[str, typer.Argument(help='As "SELECT count(*) FROM orders"; a topic is a table.')],
     history: Annotated[
         History, typer.Option(help="only: what is in the object store, without a broker. off: all from the brokers.")
@@ -29,9 +30,6 @@ def sql(
     engine: Annotated[
         Engine, typer.Option(help="duckdb: in this process, at once. spark: a Spark that is started for it.")
     ] = "duckdb",
-    address: AddressOption = None,
-    data_dir: DataDirOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Answer a SQL query over topics, as of now, with DuckDB.
 
@@ -43,7 +41,7 @@ def sql(
     from sluice.cluster.history.scan import StoreUrls, stored_topics
     from sluice.cluster.settings.config import load
 
-    values = load(None, address=address, data_dir=data_dir).values
+    values = load(None, address=target.address, data_dir=target.data_dir).values
     settings = values.cluster_options().settings()
     urls = StoreUrls(settings["metadata"], settings["objects"], settings["s3_endpoint_url"])
     options = {
@@ -57,14 +55,14 @@ def sql(
         "s3EndpointUrl": urls.endpoint or "",
         "address": values.address or "",
     }
-    with nullcontext() if history == ONLY else joined(address, data_dir) as client:
+    with nullcontext() if history == ONLY else target.join() as client:
         topics = stored_topics(urls) if client is None else [row["topic"] for row in client.topics()]
         if engine == "duckdb":
-            show(_answer(query, topics, options, client), json)
+            show(_answer(query, topics, options, client), target.json)
             return
     from sluice.loadgen.spark.sql import query as answer
 
-    show(answer(query, topics, options), json)
+    show(answer(query, topics, options), target.json)
 
 
 def _answer(query: str, topics: list[str], options: dict[str, str], client: Any) -> list[dict[str, Any]]:

@@ -78,7 +78,7 @@ def explain(
     if at is not None:
         if key is None or hash is not None or message_id is not None:
             raise typer.BadParameter("--at wants --key")
-        answer = explained(target.topic, target.subscription, key, moment(at), target.data_dir)
+        answer = explained(target, key, moment(at))
         if target.json:
             show_json(answer)
         else:

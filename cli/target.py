@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal
 
 from sluice.cli.options import (
     AddressOption,
+    ConfigOption,
     DataDirOption,
+    EverywhereOption,
     JsonOption,
     RoleTokenOption,
     SubscriptionArgument,
     TopicArgument,
 )
+from sluice.cluster.base.version import COMMAND
 from sluice.storage.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -30,27 +33,9 @@ if TYPE_CHECKING:
     from sluice.cluster.http.admin_client import AdminClient
 
 
-@contextmanager
-def joined(address: str | None, data_dir: Path | None = None) -> Iterator[Client]:
-    """A client of the running cluster, closed at the end: the one at this address, else the one of the data folder.
-
-    Raises Unavailable if there is none: unlike `sluice.connect`, a command never starts one in passing, because it
-    would end with the command.
-    """
-    import sluice
-    from sluice.cluster.launch import discovery
-    from sluice.cluster.settings.config import load
-
-    values = load(None, address=address, data_dir=data_dir).values
-    if values.address is None and discovery.find(values.data_dir) is None:
-        raise Unavailable(f"no cluster is running on {values.data_dir.absolute()}; start one with `./sluice up`")
-    with sluice.connect(values.address, data_dir=values.data_dir) as client:
-        yield client
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
-    """topic, subscription: empty if the command did not ask for one. json: False if it did not ask."""
+    """topic, subscription: empty if the command did not ask for one. json, everywhere: False if it did not ask."""
 
     topic: str = ""
     subscription: str = ""
@@ -58,10 +43,25 @@ class Target:
     address: str | None = None
     data_dir: Path | None = None
     role_token: str | None = None
+    config: Path | None = None
+    everywhere: bool = False
 
-    def join(self) -> AbstractContextManager[Client]:
-        """A client of the running cluster, closed at the end. Raises Unavailable."""
-        return joined(self.address, self.data_dir)
+    @contextmanager
+    def join(self) -> Iterator[Client]:
+        """A client of the running cluster, closed at the end: the one at the address, else the one of the data folder.
+
+        Raises Unavailable if there is none: unlike `sluice.connect`, a command never starts one in passing, because it
+        would end with the command.
+        """
+        import sluice
+        from sluice.cluster.launch import discovery
+        from sluice.cluster.settings.config import load
+
+        values = load(None, address=self.address, data_dir=self.data_dir).values
+        if values.address is None and discovery.find(values.data_dir) is None:
+            raise Unavailable(f"no cluster is running on {values.data_dir.absolute()}; start one with `{COMMAND} up`")
+        with sluice.connect(values.address, data_dir=values.data_dir) as client:
+            yield client
 
     def http(self) -> AdminClient:
         """A caller of the running cluster's admin HTTP. Raises NotFound."""
@@ -84,20 +84,23 @@ def topic_path(topic: str) -> str:
 _ARGUMENTS = {"topic": TopicArgument, "subscription": SubscriptionArgument}
 _OPTIONS = {
     "json": (JsonOption, False),
+    "everywhere": (EverywhereOption, False),
     "role_token": (RoleTokenOption, None),
     "address": (AddressOption, None),
     "data_dir": (DataDirOption, None),
+    "config": (ConfigOption, None),
 }
 
 
 def takes(
-    *names: Literal["topic", "subscription", "json", "role_token"],
+    *names: Literal["topic", "subscription", "json", "role_token", "everywhere", "config"],
 ) -> Callable[[Callable[Concatenate[Target, ...], int | None]], Callable[..., int | None]]:
     """Give a command these arguments, --address and --data-dir, as the `Target` that is its first parameter.
 
-    With `role_token` the command asks by HTTP, for which --address has no meaning.
+    A command with `role_token` asks by HTTP, and one with `config` reads files of this machine: --address has no
+    meaning for them.
     """
-    mine = {*names, "data_dir"} | (set() if "role_token" in names else {"address"})
+    mine = {*names, "data_dir"} | ({"address"} if not {"role_token", "config"} & {*names} else set())
 
     def decorate(command: Callable[Concatenate[Target, ...], int | None]) -> Callable[..., int | None]:
         kind = Parameter.KEYWORD_ONLY

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sluice.cli.output import say
+from sluice.cluster.base.version import COMMAND
 
 app = typer.Typer(no_args_is_help=True, help="Make keys, and tokens for clients of Apache Pulsar.")
 
@@ -18,7 +19,7 @@ def create_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="A new 
     from sluice.cluster.gateway.tokens import make_key
 
     make_key(file)
-    say(f"{file} holds a new secret; ./sluice up --set pulsar_token_key_file={file}")
+    say(f"{file} holds a new secret; {COMMAND} up --set pulsar_token_key_file={file}")
 
 
 @app.command()

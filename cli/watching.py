@@ -15,6 +15,7 @@ import typer
 from sluice.cli.options import ConfigOption, DataDirOption
 from sluice.cli.output import PIPE_WIDTH, say
 from sluice.cluster.base.printable import printable
+from sluice.cluster.base.version import COMMAND
 from sluice.storage.errors import NotFound, Unavailable
 
 EVENTS_SHOWN = 12
@@ -57,7 +58,6 @@ class Server:
         self._http = AdminClient(data_dir)
 
     def page(self, topic: str, subscription: str) -> str:
-        """The address of the page."""
         from urllib.parse import urlencode
 
         chosen = {key: value for key, value in (("topic", topic), ("subscription", subscription)) if value}
@@ -78,7 +78,7 @@ class Server:
             raise NotFound(f"there is no topic {printable(topic)}")
         if subscription:
             raise NotFound(f"there is no subscription {printable(subscription)} of {printable(topic)}")
-        raise NotFound(f"there is no subscription{f' of {topic}' if topic else ''} yet; `./sluice consume` makes one")
+        raise NotFound(f"there is no subscription{f' of {topic}' if topic else ''} yet; `{COMMAND} consume` makes one")
 
     def events(self, topic: str, subscription: str) -> Iterator[tuple[str, Any]]:
         """The server-sent events, each as (name, data). Raises Unavailable when they end."""

@@ -4,6 +4,9 @@ A test of a real cluster mostly waits, for leases and for new processes; a test 
 the last, takes the files without a cluster first, and the others take those with one: while these wait, something else
 uses the processors. A lane that runs out of its kind helps with the other. A file stays in one lane, because its tests
 share a cluster. The longest go first, so that no lane is left alone with one of them at the end.
+
+A lane keeps a Spark session from the first file that uses one. A session takes 15 seconds of processor time to start.
+So the first lane takes such files before others with a cluster; the second lane takes them last.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ LONGEST = (
 )
 """Files that take long, the longest first. Behind them come those with Spark, then the slow ones."""
 _MARK = re.compile(r"pytest\.mark\.(\w+)")
+_SESSION = re.compile(r"\bdef test_\w+\([^)]*\bspark: ")
 _LONGEST_FIRST = ("spark", "slow")
 
 
@@ -47,6 +51,12 @@ def has_cluster(file: str) -> bool:
     return not marks(file).isdisjoint(("ray", "spark"))
 
 
+@cache
+def shares_spark(file: str) -> bool:
+    """Whether tests of a file use the Spark session that a lane keeps."""
+    return _SESSION.search((ROOT / file).read_text(encoding="utf-8")) is not None
+
+
 def rank(file: str) -> int:
     """Which files of a kind go first."""
     if file in LONGEST:
@@ -54,11 +64,16 @@ def rank(file: str) -> int:
     return next((at for at, mark in enumerate(_LONGEST_FIRST) if mark in marks(file)), len(_LONGEST_FIRST))
 
 
+def order(file: str, lane: int, lanes: int) -> tuple[bool, bool, int]:
+    """Return when a lane takes a file: its own kind before the other, its own Spark before none, then by rank."""
+    return has_cluster(file) == (lane == lanes - 1), shares_spark(file) != (lane == 0), rank(file)
+
+
 class Lanes(LoadFileScheduling):  # type: ignore[misc]
     """Deals whole files, to each lane its own kind first, and of a kind the longest."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        computes = node is self.nodes[-1]
-        file = min(self.workqueue, key=lambda file: (has_cluster(file) == computes, rank(file)))
+        lane, lanes = self.nodes.index(node), len(self.nodes)
+        file = min(self.workqueue, key=lambda file: order(file, lane, lanes))
         self.workqueue.move_to_end(file, last=False)
         super()._assign_work_unit(node)

@@ -157,6 +157,16 @@ def test_missing_extra_is_one_line_with_its_name(wheel: Path, program: Path, wor
     assert (done.returncode, done.stderr.splitlines()) == (2, [f"sluice: {line}"])
 
 
+def test_messages_of_a_package_name_its_command(wheel: Path, program: Path) -> None:
+    folder = program / "data"
+    no_cluster = run(wheel, program, COMMAND, "down", "--data-dir", str(folder), first=CORE_ALONE)
+    shown = run(wheel, program, COMMAND, "topics", "list", "--data-dir", str(folder), first=CORE_ALONE)
+    assert f"no cluster is running on {folder}; start one with `sluice up`" in shown.stderr
+    helped = run(wheel, program, COMMAND, "--help", first=CORE_ALONE)
+    assert "Try `sluice flood`" in helped.stdout
+    assert "./sluice" not in no_cluster.stderr + shown.stderr
+
+
 @pytest.mark.parametrize("call", ["connect()", "KeyedQueue('jobs').put(1)", "read_dataset"])
 def test_missing_ray_is_named_to_a_program(wheel: Path, program: Path, call: str) -> None:
     done = run(wheel, program, f"import sluice; sluice.{call}", first=CORE_ALONE)

@@ -179,7 +179,7 @@ def in_office(
             found = True
             yield max(known, key=lambda run: (run.of.epoch, run.at))
     if not found:
-        raise NotFound("no recording reaches back so far; `./sluice incident replay` of an export says what there is")
+        raise NotFound("no recording reaches back so far; `sluice incident replay` of an export says what there is")
 
 
 def _made_again(

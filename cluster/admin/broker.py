@@ -262,7 +262,6 @@ def subscription_of(request: web.Request) -> str:
 
 
 async def not_offered(request: web.Request) -> web.Response:
-    """The answer to what there is not here."""
     reason = f"Sluice does not offer {request.method} {request.path[:200]}"
     return web.json_response({"reason": reason}, status=405)
 

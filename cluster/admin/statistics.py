@@ -44,7 +44,6 @@ class Rates:
         self._seen: dict[str, tuple[int, int, float]] = {}
 
     def rate(self, name: str, counter: int) -> float:
-        """The rate of a counter."""
         now = self._clock.monotonic()
         since, before, rate = self._seen.get(name, (now, counter, 0.0))
         if counter < before or now - since > LONGEST_MS:

@@ -21,7 +21,6 @@ class ArgumentParser(argparse.ArgumentParser):
         super().__init__(**options)
 
     def error(self, message: str) -> NoReturn:
-        """Print it, and end."""
         self.exit(2, f"sluice: {message} (see {self.prog} --help)\n")
 
 

@@ -83,7 +83,6 @@ class AuditLog:
         return self._files[refused]
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files.values():
             file.close()
         self._files.clear()

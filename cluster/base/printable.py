@@ -24,6 +24,11 @@ def printable_json(document: str) -> str:
     return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
 
 
+def first_line(error: BaseException) -> str:
+    """An error in one line: SQLAlchemy and Ray say more in further ones."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def _code(found: re.Match[str]) -> str:
     code = ord(found[0])
     return {9: "\\t", 10: "\\n", 13: "\\r"}.get(code) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")

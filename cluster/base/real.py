@@ -60,7 +60,6 @@ class RealClock:
         return time.clock_gettime_ns(COUNTS_SUSPENSION) // 1_000_000
 
     async def sleep(self, milliseconds: int) -> None:
-        """Wait on the event loop."""
         await asyncio.sleep(milliseconds / 1000)
 
     def timer(self, milliseconds: int, call: Callable[[], object]) -> asyncio.TimerHandle:

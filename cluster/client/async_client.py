@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Generic, TypeVar, Unpack, cast, overload
+from typing import Any, Generic, TypeVar, Unpack, cast
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -62,7 +62,7 @@ from sluice.cluster.client.consumer_core import ConsumerCore
 from sluice.cluster.client.dead_letters import AsyncDeadLetters
 from sluice.cluster.client.delayed import DelayedChanges, due_time
 from sluice.cluster.client.message import MessageId
-from sluice.cluster.client.options import ProducerOptions, consumer_options, producer_options
+from sluice.cluster.client.options import ConsumerOptions, ProducerOptions, producer_options
 from sluice.cluster.client.producer_core import ProducerCore
 from sluice.cluster.client.reader import AsyncReader, reader_name, reading
 from sluice.cluster.client.settings_input import (
@@ -78,13 +78,13 @@ from sluice.cluster.client.typed_settings import ConsumerSettings, DelayedChoice
 from sluice.cluster.client.typed_values import TypedValues, typed_values
 from sluice.cluster.node.process_watch import this_process
 from sluice.cluster.typed.codecs import SchemaType
+from sluice.cluster.typed.variables import S, V
 from sluice.cluster.wire.net import CONTROLLER, DirectNet
 from sluice.storage.errors import Fenced, Invalid, NotFound, SluiceError, Unavailable
 from sluice.storage.format.hashing import key_bytes, masked_hash
 from sluice.storage.format.position import show
 
 T = TypeVar("T")
-V = TypeVar("V")
 OPEN_TIMEOUT = SUBSCRIBE_TIMEOUT = 120_000
 OPERATION_TIMEOUT = 30_000
 """Milliseconds for which a question waits for a controller that does not answer, as Pulsar's clients do."""
@@ -249,37 +249,15 @@ class AsyncClient(OfThisProcess, StoredMessages):
 
     # -- producers and consumers ----------------------------------------------------------------------------------
 
-    @overload
     async def create_producer(
         self,
         topic: str,
         producer_name: str | None = None,
         *,
-        schema: None = None,
+        schema: type[S] | None = None,
         schema_type: SchemaType = "json",
         **settings: Unpack[ProducerSettings],
-    ) -> AsyncProducer: ...
-
-    @overload
-    async def create_producer(
-        self,
-        topic: str,
-        producer_name: str | None = None,
-        *,
-        schema: type[V],
-        schema_type: SchemaType = "json",
-        **settings: Unpack[ProducerSettings],
-    ) -> AsyncProducer[V]: ...
-
-    async def create_producer(
-        self,
-        topic: str,
-        producer_name: str | None = None,
-        *,
-        schema: type[Any] | None = None,
-        schema_type: SchemaType = "json",
-        **settings: Unpack[ProducerSettings],
-    ) -> AsyncProducer[Any]:
+    ) -> AsyncProducer[S]:
         """Open a producer. With a name, its sequences are remembered over restarts, and a newer producer of the same
         name fences this one. initial_sequence_id: number the rows from there, so that an identical repetition after a
         failure stores nothing twice; None goes on behind what is stored. compression: None, lz4 or zstd.
@@ -300,7 +278,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
         in Avro. It is registered for the topic. Raises Invalid if it does not go with the schemas before it.
         """
         typed = typed_values(self, topic, schema, schema_type)
-        return await self.producer_opening(AsyncProducer[Any], topic, producer_name, settings, typed).open()
+        return await self.producer_opening(AsyncProducer[S], topic, producer_name, settings, typed).open()
 
     def producer_opening(
         self,
@@ -364,37 +342,15 @@ class AsyncClient(OfThisProcess, StoredMessages):
             part.divide_by(settings.partitions)
         return settings.max_delay_ms
 
-    @overload
     async def subscribe(
         self,
         topic: Topics,
         subscription_name: str,
         *,
-        schema: None = None,
+        schema: type[V] | None = None,
         schema_type: SchemaType = "json",
         **settings: Unpack[ConsumerSettings],
-    ) -> AsyncConsumer: ...
-
-    @overload
-    async def subscribe(
-        self,
-        topic: str,
-        subscription_name: str,
-        *,
-        schema: type[V],
-        schema_type: SchemaType = "json",
-        **settings: Unpack[ConsumerSettings],
-    ) -> AsyncConsumer[V]: ...
-
-    async def subscribe(
-        self,
-        topic: Topics,
-        subscription_name: str,
-        *,
-        schema: type[Any] | None = None,
-        schema_type: SchemaType = "json",
-        **settings: Unpack[ConsumerSettings],
-    ) -> AsyncConsumer[Any]:
+    ) -> AsyncConsumer[V]:
         """Join a subscription, made at `initial_position` (latest or earliest) if it is new.
 
         topic: a name, a list of names, or a compiled pattern for whole names, as `re.compile("orders-.*")`; with a
@@ -414,7 +370,7 @@ class AsyncClient(OfThisProcess, StoredMessages):
         schema: the type of `message.value()`, see `create_producer`. Raises Invalid if it does not read the newest one.
         """
         typed = typed_values(self, topic, schema, schema_type)
-        return await self.consumer_opening(AsyncConsumer[Any], topic, subscription_name, settings, typed).open()
+        return await self.consumer_opening(AsyncConsumer[V], topic, subscription_name, settings, typed).open()
 
     def consumer_opening(
         self,
@@ -430,9 +386,10 @@ class AsyncClient(OfThisProcess, StoredMessages):
         check_name("subscription", subscription_name)
         own, kept = divided(settings)
         timeout_ms = settings.get("timeout_ms", SUBSCRIBE_TIMEOUT)
-        options = consumer_options(topic, subscription_name, not named, **own)
-        wanted = wanted_subscription(kept, named, subscription_name, named=options.named)
-        options = replace(options, shared=wanted.type == "shared")
+        wanted = wanted_subscription(kept, named, subscription_name, named=bool(own.get("consumer_name")))
+        options = ConsumerOptions(
+            topic=topic, subscription=subscription_name, by_pattern=not named, shared=wanted.type == "shared", **own
+        )
         said = [setting for setting in kept if setting not in OF_MAKING]
         from_start = msgspec.structs.replace(wanted, initial_position="earliest")
         consumer = face(self.home, options, self._forget, typed)
@@ -441,7 +398,8 @@ class AsyncClient(OfThisProcess, StoredMessages):
             if isinstance(topics, re.Pattern):
                 pattern = TopicPattern(
                     topics, self.ports, self.directory.ask_controller,
-                    lambda topic: self._join(consumer, [topic], from_start, said, timeout_ms), options.discovery_ms,
+                    lambda topic: self._join(consumer, [topic], from_start, said, timeout_ms),
+                    int(options.pattern_auto_discovery_period * 1000),
                 )  # fmt: skip
                 matching = await pattern.matching(subscription_name, wanted)
                 await self._join(consumer, matching, wanted, said, timeout_ms)
@@ -457,7 +415,6 @@ class AsyncClient(OfThisProcess, StoredMessages):
 
         return Opening(self, f"subscribing to {topic}", timeout_ms, begin, consumer.leave)
 
-    @overload
     async def create_reader(
         self,
         topic: str,
@@ -465,32 +422,9 @@ class AsyncClient(OfThisProcess, StoredMessages):
         *,
         start_message_id_inclusive: bool = False,
         receiver_queue_size: int = 1000,
-        schema: None = None,
+        schema: type[V] | None = None,
         schema_type: SchemaType = "json",
-    ) -> AsyncReader: ...
-
-    @overload
-    async def create_reader(
-        self,
-        topic: str,
-        start_message_id: MessageId,
-        *,
-        start_message_id_inclusive: bool = False,
-        receiver_queue_size: int = 1000,
-        schema: type[V],
-        schema_type: SchemaType = "json",
-    ) -> AsyncReader[V]: ...
-
-    async def create_reader(
-        self,
-        topic: str,
-        start_message_id: MessageId,
-        *,
-        start_message_id_inclusive: bool = False,
-        receiver_queue_size: int = 1000,
-        schema: type[Any] | None = None,
-        schema_type: SchemaType = "json",
-    ) -> AsyncReader[Any]:
+    ) -> AsyncReader[V]:
         """Open a reader behind a message (with start_message_id_inclusive: at it), or at MessageId.earliest or latest.
 
         A message id says where its own partition begins; the others begin at their first message.
@@ -584,9 +518,10 @@ class AsyncClient(OfThisProcess, StoredMessages):
         def make(partition: int, partitions: int) -> PartitionConsumer:
             config = ConsumerConfig(
                 topic=topic, partition=partition, subscription=options.subscription, name=options.name,
-                incarnation=incarnation, settings=wanted, said=said, ranges=options.ranges, process=this_process(),
-                queue_size=max(options.queue_size // (among * partitions), 1), priority=options.priority,
-                keep_place=options.named, read_compacted=options.read_compacted,
+                incarnation=incarnation, settings=wanted, said=said, ranges=options.key_shared_ranges or (),
+                process=this_process(), priority=options.priority_level,
+                queue_size=max(options.receiver_queue_size // (among * partitions), 1),
+                keep_place=bool(options.consumer_name), read_compacted=options.read_compacted,
             )  # fmt: skip
             return PartitionConsumer(self.ports, self.directory, config, callbacks)
 

@@ -41,10 +41,7 @@ class AsyncConsumer(ConsumerCore[V]):
             raise
 
     async def receive_batch(self, timeout_ms: int | None = None) -> Batch[V] | None:
-        """Wait for the next batch (messages of one run); return None after `timeout_ms`. Raises Fenced once closed.
-
-        Receive batches or single messages: after `receive` took a message of a batch, the rest stays for `receive`.
-        """
+        """Wait for the next batch (messages of one run); return None after `timeout_ms`. See Consumer.receive_batch."""
         self._loop.check_process()
         return await self._receiving.receive_batch_async(timeout_ms)
 
@@ -60,10 +57,7 @@ class AsyncConsumer(ConsumerCore[V]):
         ack_receipt: bool = False,
         rows: ChosenRows | None = None,
     ) -> None:
-        """Done with it, for good. ack_receipt: wait until that is durable. rows: of a batch, only these.
-
-        Raises NotFound for what was not received here, or is done; Invalid for rows that the batch does not have.
-        """
+        """Done with it, for good. See Consumer.acknowledge."""
         consumer = self._note_done(what, ack_receipt=ack_receipt, rows=rows)
         if ack_receipt:
             await self._confirm([consumer])
@@ -79,12 +73,8 @@ class AsyncConsumer(ConsumerCore[V]):
         delay_ms: int | None = None,
         rows: ChosenRows | None = None,
     ) -> None:
-        """Give it back; it comes again after `delay_ms` (default: negative_ack_redelivery_delay_ms, 60 s).
-
-        rows: of a batch, only these. With `nack_order=key` its key waits for that long, and later messages of the key
-        that are here are taken back before this returns: those that were received say so (`taken_back`), and come again
-        too, behind it. A call that is cancelled gives it back too,
-        but some of the later messages may be received before it.
+        """Give it back; it comes again after `delay_ms`. A call that is cancelled gives it back too, as one that is
+        interrupted does. See Consumer.negative_acknowledge.
         """
         await self._giving_back(what, delay_ms, rows)
 
@@ -94,11 +84,7 @@ class AsyncConsumer(ConsumerCore[V]):
         await self._give_everything_back()
 
     async def wait_acknowledged(self, timeout_ms: int | None = None) -> None:
-        """Wait until every acknowledgement so far is durable.
-
-        Raises Unavailable (time-out), and Fenced, once, if a session was lost before its acknowledgements were: those
-        messages come again.
-        """
+        """Wait until every acknowledgement so far is durable. See Consumer.wait_acknowledged."""
         check_timeout("timeout_ms", timeout_ms)
         self._loop.check_process()
         await within(self._confirm(self.parts), None if timeout_ms is None else timeout_ms / 1000)
@@ -108,21 +94,12 @@ class AsyncConsumer(ConsumerCore[V]):
         return self._held()
 
     async def hand_over(self, to: str | None = None) -> None:
-        """Let the consumer that subscribes next under the name `to` (default: this one's own) take over all hashes, so
-        that a restart moves nobody's keys (`grace_ms`). Call it before that one subscribes; durable when it returns.
-
-        From then on this one goes on until it `is_handed_over`, and should then be closed: each key passes over when
-        what it holds of it is acknowledged. Raises Invalid, and Conflict if one of that name has hashes already.
-        """
+        """Let the consumer that subscribes next under the name `to` take over all hashes. See Consumer.hand_over."""
         self._loop.check_process()
         await self._offering(to)
 
     async def seek(self, to: MessageId | int) -> None:
-        """Start the subscription over from a message, MessageId.earliest or latest, or from a time (ms since 1970).
-
-        A message id moves its own partition alone, of the topic that has it. When this returns nothing from before is
-        received any more; what was received and not acknowledged belongs to nobody, and acknowledging it has no effect.
-        """
+        """Start the subscription over from a message, or from a time (ms since 1970). See Consumer.seek."""
         self._loop.check_process()
         await self._seek(to)
 
@@ -141,11 +118,7 @@ class AsyncConsumer(ConsumerCore[V]):
         await self._delete_subscription(client)
 
     async def close(self, drain_timeout_ms: int = 0, *, for_good: bool = False) -> None:
-        """Leave. With a drain time-out first wait so long for what is held to be acknowledged (from other tasks);
-        the rest goes to the others in order, without counting as a redelivery. With `grace_ms` it waits for one of this
-        name instead, with the hashes; for_good: nobody will come back, and all goes to the others at once. In a forked
-        child it is its parent's, and stays. A close that is cancelled goes on in the background.
-        """
+        """Leave. A close that is cancelled goes on in the background. See Consumer.close."""
         if self._closed or not self._loop.is_here:
             return
         self._loop.check_process()

@@ -1,8 +1,9 @@
 """Joins the chunks that a consumer gets: messages in chunks are received as one, and incomplete ones expire.
 
-`actors.consumer.chunks` has the rules. An incomplete message that gets no chunk for `chunks_expire_ms` is dropped only
-when the subscription has no message that nobody holds, and none is on its way to this consumer: until then its rest may
-be among those, for a consumer that is paused or full gets nothing either. So it is given back, and comes again.
+`actors.consumer.chunks` has the rules. An incomplete message that gets no chunk for so long as the consumer's
+`expire_time_of_incomplete_chunked_message_ms` is dropped only when the subscription has no message that nobody holds,
+and none is on its way to this consumer: until then its rest may be among those, for a consumer that is paused or full
+gets nothing either. So it is given back, and comes again.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class ChunkJoiner:
     ) -> None:
         """client: raises Fenced once the consumer is closed. end: ends the consumer's queue with an error."""
         self._loop, self._options, self._client, self._end = loop, options, client, end
-        self._incomplete = IncompleteMessages(options.most_pending_chunked, options.chunks_expire_ms)
+        self._expire_ms = options.expire_time_of_incomplete_chunked_message_ms
+        self._incomplete = IncompleteMessages(options.max_pending_chunked_message, self._expire_ms)
         self._tasks: set[asyncio.Future[Any]] = set()
         self._looks = False
 
@@ -95,7 +97,7 @@ class ChunkJoiner:
     def _look_later(self, clock: Clock) -> None:
         if self._incomplete and not self._looks:
             self._looks = True
-            self._loop.later(self._options.chunks_expire_ms, partial(self._look, clock))
+            self._loop.later(self._expire_ms, partial(self._look, clock))
 
     def _look(self, clock: Clock) -> None:
         self._looks = False
@@ -119,7 +121,7 @@ class ChunkJoiner:
             return
         place = MessageId(consumer.partition, int(chunks[0].positions[0]))
         story = "%s of %s begins a message in chunks that has %d of %d after %d ms: it is dropped"
-        logger.warning(story, place, consumer.topic, len(chunks), chunks[0].of.count, self._options.chunks_expire_ms)
+        logger.warning(story, place, consumer.topic, len(chunks), chunks[0].of.count, self._expire_ms)
         for chunk in chunks:
             consumer.acknowledge(chunk)
 

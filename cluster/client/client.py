@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +26,11 @@ from sluice.cluster.client.topic_pattern import Topics
 from sluice.cluster.client.typed_settings import ConsumerSettings, ProducerSettings
 from sluice.cluster.client.typed_values import typed_values
 from sluice.cluster.typed.codecs import SchemaType
+from sluice.cluster.typed.variables import S, V
 from sluice.cluster.wire.net import DirectNet
 
 A = ParamSpec("A")
 R = TypeVar("R")
-V = TypeVar("V")
 
 
 def _blocking(
@@ -103,99 +103,31 @@ class Client(OfThisProcess):
 
     # -- producers and consumers ----------------------------------------------------------------------------------
 
-    @overload
     def create_producer(
         self,
         topic: str,
         producer_name: str | None = None,
         *,
-        schema: None = None,
+        schema: type[S] | None = None,
         schema_type: SchemaType = "json",
         **settings: Unpack[ProducerSettings],
-    ) -> Producer: ...
-
-    @overload
-    def create_producer(
-        self,
-        topic: str,
-        producer_name: str | None = None,
-        *,
-        schema: type[V],
-        schema_type: SchemaType = "json",
-        **settings: Unpack[ProducerSettings],
-    ) -> Producer[V]: ...
-
-    def create_producer(
-        self,
-        topic: str,
-        producer_name: str | None = None,
-        *,
-        schema: type[Any] | None = None,
-        schema_type: SchemaType = "json",
-        **settings: Unpack[ProducerSettings],
-    ) -> Producer[Any]:
+    ) -> Producer[S]:
         """Open a producer; see AsyncClient.create_producer for the settings."""
         typed = typed_values(self._core, topic, schema, schema_type)
-        return self._open(self._core.producer_opening(Producer[Any], topic, producer_name, settings, typed))
-
-    @overload
-    def subscribe(
-        self,
-        topic: Topics,
-        subscription_name: str,
-        *,
-        schema: None = None,
-        schema_type: SchemaType = "json",
-        **settings: Unpack[ConsumerSettings],
-    ) -> Consumer: ...
-
-    @overload
-    def subscribe(
-        self,
-        topic: str,
-        subscription_name: str,
-        *,
-        schema: type[V],
-        schema_type: SchemaType = "json",
-        **settings: Unpack[ConsumerSettings],
-    ) -> Consumer[V]: ...
+        return self._open(self._core.producer_opening(Producer[S], topic, producer_name, settings, typed))
 
     def subscribe(
         self,
         topic: Topics,
         subscription_name: str,
         *,
-        schema: type[Any] | None = None,
+        schema: type[V] | None = None,
         schema_type: SchemaType = "json",
         **settings: Unpack[ConsumerSettings],
-    ) -> Consumer[Any]:
+    ) -> Consumer[V]:
         """Join a subscription; see AsyncClient.subscribe for the settings."""
         typed = typed_values(self._core, topic, schema, schema_type)
-        return self._open(self._core.consumer_opening(Consumer[Any], topic, subscription_name, settings, typed))
-
-    @overload
-    def create_reader(
-        self,
-        topic: str,
-        start_message_id: MessageId,
-        *,
-        start_message_id_inclusive: bool = False,
-        receiver_queue_size: int = 1000,
-        schema: None = None,
-        schema_type: SchemaType = "json",
-    ) -> Reader: ...
-
-    @overload
-    def create_reader(
-        self,
-        topic: str,
-        start_message_id: MessageId,
-        *,
-        start_message_id_inclusive: bool = False,
-        receiver_queue_size: int = 1000,
-        schema: type[V],
-        schema_type: SchemaType = "json",
-    ) -> Reader[V]: ...
+        return self._open(self._core.consumer_opening(Consumer[V], topic, subscription_name, settings, typed))
 
     def create_reader(
         self,
@@ -204,9 +136,9 @@ class Client(OfThisProcess):
         *,
         start_message_id_inclusive: bool = False,
         receiver_queue_size: int = 1000,
-        schema: type[Any] | None = None,
+        schema: type[V] | None = None,
         schema_type: SchemaType = "json",
-    ) -> Reader[Any]:
+    ) -> Reader[V]:
         """Open a reader behind a message (with start_message_id_inclusive: at it), or at MessageId.earliest or latest.
 
         A message id says where its own partition begins; the others begin at their first message.

@@ -206,7 +206,6 @@ class ConsumerCore(OfThisProcess, Generic[V]):
             consumer.acknowledge(part, np.array(numbers), waited=waited)
 
     def on_event(self, partition: int, event: Event) -> None:
-        """A partition has news."""
         if event.kind == "lost":
             self._has_lost.set()
         if event.kind in ("failed", "found"):
@@ -279,7 +278,7 @@ class ConsumerCore(OfThisProcess, Generic[V]):
     def _tell_loop(self, messages: int) -> None:
         """More messages were taken or acknowledged."""
         self._waiting += messages
-        many = self._waiting * URGENT_SHARE * len(self.parts) >= self.options.queue_size
+        many = self._waiting * URGENT_SHARE * len(self.parts) >= self.options.receiver_queue_size
         if not self._loop_told or (many and not self._loop_called):
             self._hand_over_now()
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from sluice.actors.consumer.chunks import CHUNKS_MS
@@ -102,75 +101,44 @@ def producer_options(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """The checked settings of `subscribe`.
+    """A consumer's own settings of `subscribe`, under their names there. Raises Invalid.
 
-    topic: one name, several with commas, or the pattern (by_pattern), which is looked for every `discovery_ms`.
-    named: the user chose the name, and the consumer may come back under it. queue_size: over all partitions. shared:
-    the subscription's type as it was asked for. most_pending_chunked: incomplete messages in chunks.
-    chunks_expire_ms: how long one waits for its next chunk.
+    topic: one name, several with commas, or the pattern (by_pattern). shared: the subscription's type as it was asked
+    for. name: that of the user, under which the consumer may come back, else a new one.
     """
 
     topic: str
     subscription: str
-    name: str
-    named: bool = True
-    queue_size: int
-    ranges: Sequence[tuple[int, int]] = ()
-    priority: int = 0
-    read_compacted: bool = False
     by_pattern: bool = False
-    discovery_ms: int = 60_000
+    shared: bool = False
+    consumer_name: str | None = None
+    receiver_queue_size: int = 1000
+    key_shared_ranges: list[tuple[int, int]] | None = None
+    priority_level: int = 0
+    read_compacted: bool = False
+    pattern_auto_discovery_period: float = 60
     negative_ack_redelivery_delay_ms: int = 60_000
     on_ranges: RangesCallback | None = None
-    shared: bool = False
-    most_pending_chunked: int = 10
-    chunks_expire_ms: int = 60_000
+    max_pending_chunked_message: int = 10
+    expire_time_of_incomplete_chunked_message_ms: int = 60_000
+    timeout_ms: int | None = None
+    name: str = field(init=False)
 
-
-def consumer_options(
-    topic: str,
-    subscription: str,
-    by_pattern: bool = False,
-    *,
-    consumer_name: str | None = None,
-    receiver_queue_size: int = 1000,
-    key_shared_ranges: list[tuple[int, int]] | None = None,
-    priority_level: int = 0,
-    read_compacted: bool = False,
-    pattern_auto_discovery_period: float = 60,
-    negative_ack_redelivery_delay_ms: int = 60_000,
-    on_ranges: RangesCallback | None = None,
-    max_pending_chunked_message: int = 10,
-    expire_time_of_incomplete_chunked_message_ms: int = 60_000,
-    timeout_ms: int | None = None,
-) -> ConsumerOptions:
-    """Check a consumer's own settings of `subscribe`. Raises Invalid."""
-    check_whole("receiver_queue_size", receiver_queue_size, 1, MOST_QUEUED)
-    check_whole("priority_level", priority_level, 0, MOST_PRIORITY)
-    check_whole("negative_ack_redelivery_delay_ms", negative_ack_redelivery_delay_ms, 0, LAST_TIME)
-    check_timeout("timeout_ms", timeout_ms)
-    check_callback("on_ranges", on_ranges, 3)
-    check_whole("max_pending_chunked_message", max_pending_chunked_message, 1, MOST_QUEUED)
-    expire = expire_time_of_incomplete_chunked_message_ms
-    check_whole("expire_time_of_incomplete_chunked_message_ms", expire, CHUNKS_MS, MOST_QUEUED)
-    check_timeout("pattern_auto_discovery_period", pattern_auto_discovery_period)
-    if pattern_auto_discovery_period is None or pattern_auto_discovery_period < LEAST_DISCOVERY_S:
-        raise Invalid(f"pattern_auto_discovery_period is {LEAST_DISCOVERY_S} s at least")
-    if not isinstance(consumer_name, str | None):
-        raise Invalid(f"consumer_name is text, not {consumer_name!r}")
-    return ConsumerOptions(
-        topic=topic,
-        subscription=subscription,
-        name=consumer_name or f"consumer-{secrets.token_hex(4)}",
-        named=bool(consumer_name),
-        queue_size=receiver_queue_size,
-        ranges=key_shared_ranges or (),
-        priority=priority_level,
-        read_compacted=read_compacted,
-        by_pattern=by_pattern,
-        discovery_ms=int(pattern_auto_discovery_period * 1000),
-        negative_ack_redelivery_delay_ms=negative_ack_redelivery_delay_ms,
-        on_ranges=on_ranges,
-        most_pending_chunked=max_pending_chunked_message,
-        chunks_expire_ms=expire,
-    )
+    def __post_init__(self) -> None:
+        for setting, least, most in (
+            ("receiver_queue_size", 1, MOST_QUEUED),
+            ("priority_level", 0, MOST_PRIORITY),
+            ("negative_ack_redelivery_delay_ms", 0, LAST_TIME),
+            ("max_pending_chunked_message", 1, MOST_QUEUED),
+            ("expire_time_of_incomplete_chunked_message_ms", CHUNKS_MS, MOST_QUEUED),
+        ):
+            check_whole(setting, getattr(self, setting), least, most)
+        check_timeout("timeout_ms", self.timeout_ms)
+        check_callback("on_ranges", self.on_ranges, 3)
+        period = self.pattern_auto_discovery_period
+        check_timeout("pattern_auto_discovery_period", period)
+        if period is None or period < LEAST_DISCOVERY_S:
+            raise Invalid(f"pattern_auto_discovery_period is {LEAST_DISCOVERY_S} s at least")
+        if not isinstance(self.consumer_name, str | None):
+            raise Invalid(f"consumer_name is text, not {self.consumer_name!r}")
+        object.__setattr__(self, "name", self.consumer_name or f"consumer-{secrets.token_hex(4)}")

@@ -70,14 +70,16 @@ class Receipt:
 
         first: position of the first of these rows, the others follow it; -1 if it is not known. now: monotonic ms.
         """
+        alone = len(rows) == 1
+        places = int(rows[0]) if alone else rows  # one number is found in a tenth of the time of an array of one
         with self._changed:
             if error is None:
-                self.confirmed_at[rows] = time.time_ns() // 1000
+                self.confirmed_at[places] = time.time_ns() // 1000
                 if first >= 0:
-                    self.positions[rows] = np.arange(first, first + len(rows))
+                    self.positions[places] = first if alone else np.arange(first, first + len(rows))
             else:
                 self.error = self.error or error
-            self._states[rows] = _CONFIRMED if error is None else _FAILED
+            self._states[places] = _CONFIRMED if error is None else _FAILED
             if late := [row for row in rows.tolist() if self.until.get(row, now) < now] if self.until else None:
                 self.error = self.error or Unavailable(_LATE)
                 self._states[late] = _FAILED

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sluice.cluster.base.version import COMMAND
 from sluice.cluster.node.environment import LOOPBACK
 from sluice.cluster.node.folder import replace_file
 from sluice.storage.errors import Invalid, Unavailable
@@ -120,7 +121,7 @@ def pulsar_of(data_dir: Path, settings: Mapping[str, Any], machine: str = "") ->
 
 def _missing(data_dir: Path, scheme: str, wanted: int) -> str:
     if not (data_dir / _FILES[scheme]).exists():
-        return "no gateway for clients of Apache Pulsar runs on this machine yet; `./sluice status` says why"
+        return f"no gateway for clients of Apache Pulsar runs on this machine yet; `{COMMAND} status` says why"
     return refusal(scheme, wanted)
 
 

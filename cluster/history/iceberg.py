@@ -60,6 +60,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from sluice.cluster.base.printable import first_line
 from sluice.cluster.history.scan import Described, HistoryScan, StoredObject, StoreUrls
 from sluice.cluster.host.stores import without_password
 from sluice.storage.errors import Conflict, Invalid, NotFound, SluiceError, Unavailable
@@ -118,12 +119,6 @@ def open_catalog(uri: str, warehouse: str, s3_endpoint_url: str | None = None) -
         raise
     except Exception as error:  # each kind of catalog fails in words of its own
         raise Unavailable(f"the catalog {without_password(uri)} does not answer: {first_line(error)}") from error
-
-
-def first_line(error: Exception) -> str:
-    """An error in one line: SQLAlchemy says the statement and its parameters in further ones."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _loaded(properties: dict[str, str]) -> Catalog:

@@ -196,7 +196,6 @@ class LogRead:
 
 
 def offset_of(offsets: Offsets, partition: int, otherwise: int) -> int:
-    """The offset of a partition."""
     return offsets.get(partition, offsets.get(ALL_PARTITIONS, otherwise))
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.cluster.base.extras import require
+from sluice.cluster.base.printable import first_line
 from sluice.cluster.history.scan import StoreUrls
 from sluice.cluster.host.stores import without_password
 from sluice.storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unavailable
@@ -99,7 +100,7 @@ class CatalogTables:
 
     def _follow(self, topic: str) -> None:
         check_catalog(self._catalog)
-        from sluice.cluster.history.iceberg import IcebergTable, first_line, open_catalog
+        from sluice.cluster.history.iceberg import IcebergTable, open_catalog
 
         catalog = open_catalog(self._catalog, self._warehouse, self._urls.endpoint)
         try:

@@ -40,8 +40,8 @@ A = TypeVar("A")
 class _Pool:
     """Runs blocking calls on threads, and repeats those that are safe to repeat."""
 
-    def __init__(self, name: str, threads: int) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+    def __init__(self, name: str) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
 
     async def tried(self, call: Callable[..., T], *arguments: Any) -> T:
         """One attempt, which raises what the store raises."""
@@ -80,7 +80,6 @@ class _Together(Generic[Q, A]):
         self._asker: asyncio.Task[None] | None = None
 
     async def ask(self, question: Q) -> A:
-        """The answer."""
         answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._waiting.append((question, answer))
         if self._asker is None or self._asker.done():
@@ -106,9 +105,9 @@ class _Together(Generic[Q, A]):
 class AsyncObjects:
     """actors.ports.Objects over a blocking store."""
 
-    def __init__(self, store: ObjectStore, threads: int = THREADS) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self.store = store
-        self._pool = _Pool("objects", threads)
+        self._pool = _Pool("objects")
 
     async def put(self, name: str, data: Buffer) -> bool:
         """See actors.ports.Objects. Never repeated here."""
@@ -135,10 +134,10 @@ class AsyncObjects:
 class AsyncMeta:
     """actors.ports.Meta over a blocking store. quota: bytes, see cluster.host.metadata_quota; 0 is any number."""
 
-    def __init__(self, store: Metadata, threads: int = THREADS, quota: int = 0) -> None:
+    def __init__(self, store: Metadata, quota: int = 0) -> None:
         self.store = store
         self._quota = MetadataQuota(quota, lambda: self._pool.repeated(store.size))
-        self._pool = _Pool("metadata", threads)
+        self._pool = _Pool("metadata")
         self._reads: _Together[str, Record | Corrupt | None] | None = None
         self._writes: _Together[NewVersion, bool] | None = None
         if isinstance(store, GroupedMetadata):

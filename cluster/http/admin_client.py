@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sluice.cluster.base.version import COMMAND
 from sluice.cluster.http.guard import PORT_FILE, STATUS, TOKEN_FILE
 from sluice.storage.errors import Invalid, NotFound, SluiceError, Unavailable
 
@@ -24,7 +25,7 @@ class AdminClient:
             self.port = int((data_dir / PORT_FILE).read_text())
             self.token = token or (data_dir / TOKEN_FILE).read_text().strip()
         except (OSError, ValueError):
-            raise NotFound(f"no cluster runs on {data_dir.absolute()}; start one with `./sluice up`") from None
+            raise NotFound(f"no cluster runs on {data_dir.absolute()}; start one with `{COMMAND} up`") from None
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """Return the JSON of the answer, None for an empty one. body: sent as JSON, unless it is None.
@@ -59,4 +60,4 @@ class AdminClient:
         return next((kind for kind, status in STATUS if status == answer.status), Invalid)(reason)
 
     def _away(self, error: Exception) -> Unavailable:
-        return Unavailable(f"no cluster answers at 127.0.0.1:{self.port} ({error}); start it again with `./sluice up`")
+        return Unavailable(f"no cluster answers at 127.0.0.1:{self.port} ({error}); start it again with `{COMMAND} up`")

@@ -17,7 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from sluice.cluster.base.printable import first_line
 from sluice.cluster.base.signals import held_back
+from sluice.cluster.base.version import COMMAND
 from sluice.cluster.node.environment import (
     NAMESPACE,
     TOKEN_PATH,
@@ -85,7 +87,7 @@ def require_sluice(address: str, *, leave: bool) -> None:
     if not any(row["namespace"] == NAMESPACE and is_controller_host(row["name"]) for row in named):
         if leave:
             ray.shutdown()
-        raise NotFound(f"no Sluice runs in the Ray cluster at {address}; start it: ./sluice up --address {address}")
+        raise NotFound(f"no Sluice runs in the Ray cluster at {address}; start it: {COMMAND} up --address {address}")
 
 
 def keep_ray_off_stdout() -> None:
@@ -181,8 +183,3 @@ def answers(address: str, timeout_s: float = 2.0) -> bool:
             return True
     except (OSError, ValueError, OverflowError):
         return False
-
-
-def first_line(error: BaseException) -> str:
-    """The text of an error, in one line."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

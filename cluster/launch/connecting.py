@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluice.cluster.base.extras import named_extras
+from sluice.cluster.base.version import COMMAND
 from sluice.storage.errors import Invalid
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _ports(address: str | None, embedded: bool, folder: Path | None, **given: in
         raise Invalid("admin_port needs a data_dir: the token that opens it is the content of admin-token there")
     if not embedded and ports:
         name = next(iter(ports))
-        raise Invalid(f"{name} is for a cluster in this process: give embedded=True, or `./sluice up` its own")
+        raise Invalid(f"{name} is for a cluster in this process: give embedded=True, or `{COMMAND} up` its own")
     return {name: _port(name, port) for name, port in ports.items()}
 
 

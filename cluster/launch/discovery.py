@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sluice.cluster.base.version import COMMAND
 from sluice.cluster.launch.attach import answers
 from sluice.cluster.node.environment import TOKEN_PATH
 from sluice.cluster.node.folder import STATE_FILE, read_state
@@ -49,7 +50,7 @@ def refuse_running(root: Path) -> None:
     """Raises Invalid if a cluster runs on this folder, which the caller holds."""
     state = read_state(root)
     if state is not None and runs(state):
-        raise Invalid(f"a cluster runs on {root} already, at {state['address']}; end it with `./sluice down` first")
+        raise Invalid(f"a cluster runs on {root} already, at {state['address']}; end it with `{COMMAND} down` first")
 
 
 def process_of(state: dict[str, Any]) -> psutil.Process | None:

@@ -144,7 +144,6 @@ class ClusterHere:
             await self.actors.start(kind, name, {})
 
     def release(self) -> None:
-        """Close the stores."""
         for store in self._stores:
             store.close()
 

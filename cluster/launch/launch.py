@@ -26,11 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.cluster.base.extras import require
 from sluice.cluster.base.forks import Birthplace
+from sluice.cluster.base.printable import first_line
 from sluice.cluster.base.signals import TERMINATED, held_back
+from sluice.cluster.base.version import COMMAND
 from sluice.cluster.gateway.ports import forget_ports, pulsar_of, wanted_ports
 from sluice.cluster.host.stores import check_stores
 from sluice.cluster.launch import standalone
-from sluice.cluster.launch.attach import answers, first_line, keep_ray_off_stdout
+from sluice.cluster.launch.attach import answers, keep_ray_off_stdout
 from sluice.cluster.launch.attach import join as join  # part of this module's interface
 from sluice.cluster.launch.discovery import refuse_running, runs, token_of
 from sluice.cluster.launch.preflight import check_machines, check_safeguards
@@ -309,7 +311,7 @@ def forget(values: Configuration) -> str:
     with claimed(root):
         state = read_state(root)
         if state is not None and runs(state):
-            raise Invalid(f"a cluster runs on {root}: end it with `./sluice down` before its data is given up")
+            raise Invalid(f"a cluster runs on {root}: end it with `{COMMAND} down` before its data is given up")
         return identity.forget(root, options.settings()["metadata"], options.s3_endpoint_url).sentence()
 
 
@@ -335,7 +337,7 @@ def up(values: Configuration, nodes: int = 1) -> dict[str, Any]:
         if state is None:
             state = {"address": values.address, "session": "", "token_file": "", "started_at": int(time.time())}
         elif values.address not in (None, state["address"]):
-            raise Invalid(f"a cluster at {state['address']} runs on {root}; end it with `./sluice down` first")
+            raise Invalid(f"a cluster at {state['address']} runs on {root}; end it with `{COMMAND} down` first")
         if fresh:
             # A cluster that runs goes on without its S3 server; one that starts is told at once what is wrong.
             check_safeguards(options)

@@ -19,7 +19,8 @@ import ray
 from ray.exceptions import RayError
 
 from sluice.actors.ports import Address, Introduction, Net, Node, Unknown
-from sluice.cluster.launch.attach import answers, first_line
+from sluice.cluster.base.printable import first_line
+from sluice.cluster.launch.attach import answers
 from sluice.cluster.launch.process_requests import ACTOR, Introduce, ServeSlot, StartActor, StopActor
 from sluice.cluster.node.environment import NAMESPACE, is_controller_host
 from sluice.storage.errors import SluiceError, Unavailable

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sluice.cluster.base.version import COMMAND
 from sluice.cluster.client.alarms import alarms_of
 from sluice.cluster.launch.connecting import connect
 from sluice.cluster.launch.discovery import find
@@ -24,7 +25,7 @@ def describe(values: Configuration) -> dict[str, Any]:
     """
     found = (values.address, None) if values.address else find(values.data_dir)
     if found is None:
-        raise Unavailable(f"no cluster is running on {values.data_dir.absolute()}; start one with `./sluice up`")
+        raise Unavailable(f"no cluster is running on {values.data_dir.absolute()}; start one with `{COMMAND} up`")
     with connect(found[0], data_dir=values.data_dir) as client:
         answer = client.status()
         topics = client.topics()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.actors.bookie.cookie import CLUSTER, COOKIE, cookie_key, decode_cookie
-from sluice.cluster.base.version import described
+from sluice.cluster.base.version import COMMAND, described
 from sluice.cluster.host.stores import open_metadata, read_metadata
 from sluice.cluster.node.folder import replace_file
 from sluice.storage.errors import Corrupt, Invalid, NotFound
@@ -61,7 +61,7 @@ def settle(root: Path, metadata: str, endpoint: str | None) -> str:
         return ""
     problem = _problem(root, metadata, endpoint)
     if problem:
-        raise Invalid(f"{problem}. Name the store that it was used with, or give this data up: ./sluice up --forget")
+        raise Invalid(f"{problem}. Name the store that it was used with, or give this data up: {COMMAND} up --forget")
     stores = open_metadata(metadata, endpoint)
     try:
         _raise_format(stores.store)

@@ -80,6 +80,5 @@ class SocketFolder:
             raise
 
     def remove(self) -> None:
-        """Remove the folder with its contents."""
         with contextlib.suppress(OSError):
             shutil.rmtree(self._folder)

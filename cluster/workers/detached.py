@@ -29,7 +29,6 @@ from sluice.cluster.workers import registry
 from sluice.cluster.workers.handler_worker import Handler
 from sluice.cluster.workers.keeper import PoolKeeper
 from sluice.cluster.workers.options import WorkersOptions
-from sluice.cluster.workers.reporting import reporter
 from sluice.storage.errors import Fenced, Invalid, SluiceError, Unavailable
 
 if TYPE_CHECKING:
@@ -80,10 +79,11 @@ class KeeperActor:
                 keeper.fenced = True
                 keeper.stop()
 
-        # The reporter knows the keeper by what it calls, and the keeper needs the epoch that the reporter claims.
+        # The reporter knows the keeper, and the keeper's places need the epoch that the reporter claims.
         places = RayPlaces(self._place, self._handler, self._options, self._version, detached=True)
         keeper = PoolKeeper(self._options, self._version, places)
-        reports = reporter(client, self._place, self._options, self._version, keeper, on_fenced=lose, start=self._start)
+        claim = registry.claim_of(self._place, self._options, self._version, self._start)
+        reports = registry.PoolReporter(client, claim, keeper, lose)
         while True:
             try:
                 places.epoch = reports.claim()

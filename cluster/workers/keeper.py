@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from sluice.cluster.workers.handler_worker import WorkerReport
 from sluice.cluster.workers.options import WorkersOptions
@@ -455,8 +454,3 @@ class PoolKeeper:
 
 def _last_line(why: str) -> str:
     return why.strip().splitlines()[-1] if why.strip() else "it ended"
-
-
-def plain(status: PoolStatus) -> dict[str, Any]:
-    """Return a status as it is reported."""
-    return {name: getattr(status, name) for name in PoolStatus.__dataclass_fields__}

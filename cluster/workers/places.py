@@ -13,7 +13,6 @@ from sluice.cluster.workers.column_worker import ColumnWorker
 from sluice.cluster.workers.handler_worker import Handler, HandlerWorker, WorkerReport, is_async
 from sluice.cluster.workers.keyed_worker import LoopWorker, ThreadedWorker
 from sluice.cluster.workers.options import WorkersOptions
-from sluice.cluster.workers.output_worker import FunctionOutputWorker, LoopOutputWorker
 from sluice.cluster.workers.result_sender import open_results
 from sluice.cluster.workers.serial_worker import SerialWorker
 
@@ -54,25 +53,29 @@ class PlacedWorker(Protocol):
 
 
 class WorkerPlaces(Protocol):
-    """A place that makes the workers of a pool, and keeps some ready."""
+    """A place that makes the workers of a pool, and may keep some ready."""
 
     def spares(self) -> int:
         """How many processes are ready for a name."""
+        return 0
 
     def start_worker(self, name: str) -> PlacedWorker:
         """A worker under this name. Raises SluiceError, TypeError, ValueError."""
 
     def is_ready(self) -> bool:
         """Whether the next worker would begin at once."""
+        return True
 
     def adopt(self) -> dict[str, PlacedWorker]:
         """Workers by name that an earlier keeper has left."""
+        return {}
 
     def wait(self, seconds: float, stopping: threading.Event, workers: Sequence[PlacedWorker]) -> None:
         """Wait until a worker has ended, the pool is to stop, or the time is up."""
 
     def why_not_placed(self) -> str:
         """Why a worker does not begin, as far as it is known."""
+        return ""
 
     def close(self) -> None:
         """End the spares."""
@@ -81,7 +84,7 @@ class WorkerPlaces(Protocol):
 def new_worker(client: Client, place: tuple[str, str, str], handler: Handler, options: WorkersOptions) -> HandlerWorker:
     """A worker with its consumer, which has attached. place: topic, subscription, and name of the worker."""
     topic, subscription, name = place
-    sender = open_results(client, topic, subscription, options.outputs) if options.outputs else None
+    sender = open_results(client, topic, subscription, options.outputs)
     consumer = client.subscribe(
         topic,
         subscription,
@@ -92,17 +95,13 @@ def new_worker(client: Client, place: tuple[str, str, str], handler: Handler, op
         schema_type=options.schema_type,
         **options.subscription_settings,
     )
-    if sender is not None:
-        made = LoopOutputWorker if is_async(handler) else FunctionOutputWorker
-        return made(consumer, handler, options, sender)
-    kind: type[HandlerWorker] = SerialWorker
     if options.batch_size:
-        kind = ColumnWorker
-    elif is_async(handler):
-        kind = LoopWorker
-    elif options.concurrency > 1:
-        kind = ThreadedWorker
-    return kind(consumer, handler, options)
+        return ColumnWorker(consumer, handler, options)
+    if is_async(handler):
+        return LoopWorker(consumer, handler, options, sender)
+    if options.outputs or options.concurrency > 1:
+        return ThreadedWorker(consumer, handler, options, sender)
+    return SerialWorker(consumer, handler, options)
 
 
 class ThreadWorker:
@@ -133,7 +132,7 @@ class ThreadWorker:
         return ""
 
 
-class ThreadPlaces:
+class ThreadPlaces(WorkerPlaces):
     """Threads of this process."""
 
     def __init__(
@@ -146,20 +145,8 @@ class ThreadPlaces:
     def start_worker(self, name: str) -> PlacedWorker:
         return ThreadWorker(new_worker(self._client, (*self._place, name), self._handler, self._options), self._version)
 
-    def spares(self) -> int:
-        return 0
-
-    def is_ready(self) -> bool:
-        return True
-
-    def adopt(self) -> dict[str, PlacedWorker]:
-        return {}
-
     def wait(self, seconds: float, stopping: threading.Event, workers: Sequence[PlacedWorker]) -> None:
         stopping.wait(seconds)
-
-    def why_not_placed(self) -> str:
-        return ""
 
     def close(self) -> None:
         """Do nothing: there are no spares to end."""

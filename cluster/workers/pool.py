@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -20,10 +21,9 @@ from sluice.cluster.base.signals import unwind_at_sigterm
 from sluice.cluster.launch.connecting import connect
 from sluice.cluster.workers import registry
 from sluice.cluster.workers.handler_worker import Handler
-from sluice.cluster.workers.keeper import PoolKeeper, PoolStatus, plain
+from sluice.cluster.workers.keeper import PoolKeeper, PoolStatus
 from sluice.cluster.workers.options import WorkersOptions, wanted_options
 from sluice.cluster.workers.places import ThreadPlaces, WorkerPlaces
-from sluice.cluster.workers.reporting import reporter
 from sluice.cluster.workers.result_sender import open_results
 from sluice.cluster.workers.typed_handlers import check_handler, with_schema
 from sluice.cluster.workers.typed_options import BatchHandler, MessageHandler, ValueHandler, WorkersSettings
@@ -121,7 +121,8 @@ class Workers:
             return
         places = self._places(client, handler, version)
         self._keeper = PoolKeeper(self.options, version, places)
-        self._reporter = reporter(client, self._place, self.options, version, self._keeper, on_fenced=self._lose)
+        claim = registry.claim_of(self._place, self.options, version)
+        self._reporter = registry.PoolReporter(client, claim, self._keeper, self._lose)
         self._thread = threading.Thread(target=self._keep, name=self.options.name, daemon=True)
         self._thread.start()
 
@@ -157,7 +158,7 @@ class Workers:
             return status_of({"status": {}})
         status = self._keeper.status()
         if self._lost:
-            status = status_of({"status": {**plain(status), "reason": self._lost}})
+            status = replace(status, reason=self._lost)
         return status
 
     def __enter__(self) -> Workers:
@@ -250,7 +251,7 @@ def status_of(row: dict[str, Any]) -> PoolStatus:
     empty = PoolStatus(
         workers={}, handled=0, failed=0, replaced=0, oldest_age_ms=0, failures={}, overdue={}, reason=why
     )
-    return PoolStatus(**{**plain(empty), **row["status"]})
+    return replace(empty, **row["status"])
 
 
 def version_of(handler: Handler, options: WorkersOptions) -> str:

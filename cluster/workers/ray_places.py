@@ -205,7 +205,6 @@ class RayWorker:
         self._actor.stop.remote(self._epoch)
 
     def kill(self) -> None:
-        """End its process."""
         with contextlib.suppress(self._ray.exceptions.RayError):
             self._ray.kill(self._actor)
 
@@ -233,7 +232,6 @@ class RayPlaces:
         options: WorkersOptions,
         version: str,
         *,
-        epoch: int = 0,
         detached: bool = False,
     ) -> None:
         """place: topic and subscription. handler: is pickled once, by value as Ray's tasks are."""
@@ -242,7 +240,7 @@ class RayPlaces:
         self._ray = ray
         self._handler = ray.put(handler)
         self._place, self._options, self._version = place, options, version
-        self.epoch, self._detached = epoch, detached
+        self.epoch, self._detached = 0, detached
         self._wanted = {"num_cpus": 1, **(options.ray_actor_options or {})}
         self._spare: RayWorker | None = None
         self._spare_made_at = float("-inf")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sluice.actors.messages import ClaimPool, DescribePools, DrainPool, PoolWanted, ReportPool, ScalePool, shown
@@ -19,6 +20,8 @@ from sluice.storage.errors import Fenced, SluiceError
 
 if TYPE_CHECKING:
     from sluice.cluster.client.client import Client
+    from sluice.cluster.workers.keeper import PoolKeeper
+    from sluice.cluster.workers.options import WorkersOptions
 
 REPORT_S = 1.0
 PATIENCE_MS = 2_000
@@ -52,23 +55,27 @@ def tracebacks(client: Client, topic: str, subscription: str) -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperCallbacks:
-    """status: what is reported, plain values. tails: last lines by worker. on_wanted: what the pool is to be by now.
-    on_fenced: another keeper has claimed the pool.
-    """
-
-    status: Callable[[], Row]
-    tails: Callable[[], dict[str, str]]
-    on_wanted: Callable[[PoolWanted], object]
-    on_fenced: Callable[[], object]
+def claim_of(place: tuple[str, str], options: WorkersOptions, version: str, start: str = "") -> ClaimPool:
+    """Return a new keeper's claim. place: topic and subscription. start: see messages.ClaimPool."""
+    return ClaimPool(
+        name=options.name,
+        topic=place[0],
+        subscription=place[1],
+        kind="detached" if options.detached else "program",
+        version=version,
+        min_workers=options.min_workers,
+        max_workers=options.max_workers,
+        start=start,
+        keeper=secrets.token_hex(8),
+    )
 
 
 class PoolReporter:
-    """Claims a pool, then reports it until `end`."""
+    """Claims a pool, then reports it until `end`, and tells its keeper what an operator wants."""
 
-    def __init__(self, client: Client, claim: ClaimPool, callbacks: KeeperCallbacks) -> None:
-        self._client, self._claim, self._callbacks = client, claim, callbacks
+    def __init__(self, client: Client, claim: ClaimPool, keeper: PoolKeeper, on_fenced: Callable[[], object]) -> None:
+        """on_fenced: called when another keeper has claimed the pool."""
+        self._client, self._claim, self._keeper, self._on_fenced = client, claim, keeper, on_fenced
         self._epoch = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"report-{claim.name}", daemon=True)
@@ -77,7 +84,7 @@ class PoolReporter:
         """Become the keeper, and hear what is wanted; returns the epoch. Raises SluiceError."""
         wanted: PoolWanted = self._client.ask_controller(self._claim, PATIENCE_MS)
         self._epoch = wanted.epoch
-        self._callbacks.on_wanted(wanted)
+        self._tell(wanted)
         return self._epoch
 
     def start(self) -> None:
@@ -105,20 +112,25 @@ class PoolReporter:
                     self.claim()
                 report = ReportPool(name=self._claim.name, epoch=self._epoch, status=self._status())
                 if tails:
-                    report.tails = _fitting(self._callbacks.tails())
+                    report.tails = _fitting(self._keeper.tails())
                 wanted: PoolWanted = self._client.ask_controller(report, PATIENCE_MS)
             except Fenced:
                 self._epoch = 0
-                self._callbacks.on_fenced()
+                self._on_fenced()
                 return
             except SluiceError:  # the workers go on without it
                 self._over.wait(REPORT_S)
                 continue
             tails = wanted.tails
-            self._callbacks.on_wanted(wanted)
+            self._tell(wanted)
+
+    def _tell(self, wanted: PoolWanted) -> None:
+        self._keeper.limit(wanted.min_workers, wanted.max_workers)
+        if wanted.draining:
+            self._keeper.stop()
 
     def _status(self) -> str:
-        told = json.dumps(status := self._callbacks.status())
+        told = json.dumps(status := asdict(self._keeper.status()))
         if len(told) > MOST_POOL_STATUS:
             told = json.dumps({**status, "failures": {}, "events": []})
         return told

@@ -1,4 +1,4 @@
-"""The life of messages whose results are published: when each is handled, published and acknowledged.
+"""The life of messages of many keys: when each is handled, its results are published, and it is acknowledged.
 
 A key is handled one message at a time. When its handler has returned its place is free for other keys, but the key
 waits until the results are confirmed: results of one key are published one message at a time, because nothing but
@@ -105,7 +105,6 @@ class ResultLoop(Generic[T]):
         return self._stopping and not self._plan.running
 
     def submit(self, key: bytes, item: T) -> None:
-        """A message came."""
         with self._guard:
             if not self._stopping:
                 self._plan.add(key, item)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluice.cluster.base.version import COMMAND
 from sluice.storage.errors import Unavailable
 
 
@@ -145,5 +146,5 @@ class ClusterConnect:
         if self.token_file:
             use_token(self.token_file)
         if self.address is None and self.data_dir and discovery.find(Path(self.data_dir)) is None:
-            raise Unavailable(f"no cluster is running on {self.data_dir}; start one with `./sluice up`")
+            raise Unavailable(f"no cluster is running on {self.data_dir}; start one with `{COMMAND} up`")
         return sluice.connect(self.address, data_dir=self.data_dir or None)

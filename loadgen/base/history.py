@@ -156,7 +156,6 @@ class HistoryClock:
         return cls(time.time_ns() - time.monotonic_ns())
 
     def now(self) -> int:
-        """Microseconds since 1970."""
         return (time.monotonic_ns() + self.shift_ns) // 1000
 
 

@@ -22,7 +22,6 @@ class Episode(ABC):
 
     @property
     def over(self) -> bool:
-        """Whether all is as before."""
         return not self._thread.is_alive()
 
     def end(self) -> None:

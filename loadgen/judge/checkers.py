@@ -48,7 +48,15 @@ from sluice.loadgen.base.history import (
     SENDS,
     Int64s,
 )
-from sluice.loadgen.judge.column_operations import Mask, distinct, last_before, one_to_one, running_end, sorted_pairs
+from sluice.loadgen.judge.column_operations import (
+    Mask,
+    distinct,
+    ints,
+    last_before,
+    one_to_one,
+    running_end,
+    sorted_pairs,
+)
 from sluice.loadgen.judge.repeats import Deliveries, out_of_order
 from sluice.loadgen.judge.wrong_clocks import WrongClock, permitted
 from sluice.storage.format.hashing import hash_column, reduce_hash
@@ -201,7 +209,7 @@ class _Case:
         encoded = keys.dictionary_encode()
         self.keys: pa.Array = encoded.dictionary
         codes = encoded.indices.fill_null(len(self.keys)).to_numpy(zero_copy_only=False).astype(np.int64)
-        sequences = np.concatenate([_ints(self.sends, "key_seq"), _ints(self.receives, "key_seq")])
+        sequences = np.concatenate([ints(self.sends, "key_seq"), ints(self.receives, "key_seq")])
         order = sorted_pairs(codes, sequences)
         new = np.ones(len(order), np.bool_)
         new[1:] = (np.diff(codes[order]) != 0) | (np.diff(sequences[order]) != 0)
@@ -238,13 +246,13 @@ class _Case:
         self.was_tried[self.sent] = True
         # A retried send may ask for a later time, but the first one that was stored counts: the earliest is sure.
         self.deliver_at = np.full(self.count, _FOREVER)
-        np.minimum.at(self.deliver_at, self.sent, _ints(self.sends, "deliver_at"))
+        np.minimum.at(self.deliver_at, self.sent, ints(self.sends, "deliver_at"))
         self.deliver_at[self.deliver_at == _FOREVER] = 0
-        self.partition = _ints(self.receives, "partition")
-        self.position = _ints(self.receives, "position")
-        self.received_at = _ints(self.receives, "received_at")
+        self.partition = ints(self.receives, "partition")
+        self.position = ints(self.receives, "position")
+        self.received_at = ints(self.receives, "received_at")
         # The broker's stamp as one rank: deliveries of one partition in the order in which they were decided.
-        stamp = np.lexsort((_ints(self.receives, "dispatch"), _ints(self.receives, "epoch"), self.partition))
+        stamp = np.lexsort((ints(self.receives, "dispatch"), ints(self.receives, "epoch"), self.partition))
         self.rank = np.empty(len(stamp), np.int64)
         self.rank[stamp] = np.arange(len(stamp))
 
@@ -254,11 +262,11 @@ class _Case:
         self.acked_at = np.full(rows, _FOREVER)
         self.confirmed_at = np.full(rows, _FOREVER)
         self.nacked_at = np.full(rows, _FOREVER)
-        acked, confirmed = _ints(acks, "acked_at"), _ints(acks, "confirmed_at")
+        acked, confirmed = ints(acks, "acked_at"), ints(acks, "confirmed_at")
         negative = _mask(acks.column("negative"))
         # Each acknowledgement belongs to the last delivery of that place to that consumer that came before it.
         deliveries = (self.holder, self.partition, self.position)
-        owners = (self.ack_holder, _ints(acks, "partition"), _ints(acks, "position"))
+        owners = (self.ack_holder, ints(acks, "partition"), ints(acks, "position"))
         target = acked_rows
         if target is None:
             target = last_before(deliveries, self.received_at, owners, acked)
@@ -290,7 +298,7 @@ class _Case:
     def _session_ends(self, events: pa.Table) -> Int64s:
         """Return when the session of each delivery ended; the loop runs once an event, not once a message."""
         ends = np.full(self.receives.num_rows, _FOREVER)
-        sessions = _ints(self.receives, "session")
+        sessions = ints(self.receives, "session")
         over = pc.is_in(events.column("event"), pa.array([DETACH, DEATH, EXPIRED]))
         for row in np.flatnonzero(_mask(over)):
             session, partition = events.column("session")[row].as_py(), events.column("partition")[row].as_py()
@@ -302,7 +310,7 @@ class _Case:
             np.minimum(ends, events.column("at")[row].as_py(), out=ends, where=mine)
         changed = _mask(pc.equal(events.column("event"), OWNER_CHANGE))
         self.owner_changes: list[tuple[int, int]] = sorted(
-            zip(_ints(events, "partition")[changed].tolist(), _ints(events, "at")[changed].tolist(), strict=True)
+            zip(ints(events, "partition")[changed].tolist(), ints(events, "at")[changed].tolist(), strict=True)
         )
         return ends
 
@@ -329,10 +337,10 @@ class _Case:
 
     def _check_places(self, findings: Findings) -> None:
         """One message, one place; one place, one message."""
-        known = _mask(pc.equal(self.sends.column("status"), OK)) & (_ints(self.sends, "position") >= 1 << ENTRY_BITS)
+        known = _mask(pc.equal(self.sends.column("status"), OK)) & (ints(self.sends, "position") >= 1 << ENTRY_BITS)
         message = np.concatenate([self.sent[known], self.got])
-        partition = np.concatenate([_ints(self.sends, "partition")[known], self.partition])
-        position = np.concatenate([_ints(self.sends, "position")[known], self.position])
+        partition = np.concatenate([ints(self.sends, "partition")[known], self.partition])
+        position = np.concatenate([ints(self.sends, "position")[known], self.position])
         if one_to_one(message, partition, position, self.count):
             return
         pairs = distinct(message, partition, position)
@@ -428,7 +436,7 @@ class _Case:
             int(acked.sum()),
             (f"{self.name(self.got[row])} came again after its acknowledgement was confirmed" for row in later[acked]),
         )
-        sessions, epochs = _ints(self.receives, "session"), _ints(self.receives, "epoch")
+        sessions, epochs = ints(self.receives, "session"), ints(self.receives, "epoch")
         lost_session = (self.holder[earlier] == self.holder[later]) & (sessions[earlier] != sessions[later])
         explained = (self.nacked_at[earlier] <= when) | (self.ended_at[earlier] <= when) | lost_session
         explained |= epochs[earlier] != epochs[later]
@@ -489,10 +497,6 @@ class _Case:
         if code >= len(self.keys):
             return f"message {int(self.message_seq[message])} without key"
         return f"message {int(self.message_seq[message])} of key {self.keys[code].as_py()!r}"
-
-
-def _ints(table: pa.Table, name: str) -> Int64s:
-    return np.asarray(table.column(name).to_numpy(), np.int64)
 
 
 def _mask(column: pa.ChunkedArray) -> Mask:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from sluice.loadgen.base.history import Int64s
 
 Mask = npt.NDArray[np.bool_]
+
+
+def ints(table: pa.Table, name: str) -> Int64s:
+    """A column of whole numbers, shape (n,)."""
+    return np.asarray(table.column(name).to_numpy(), np.int64)
 
 
 def sorted_pairs(high: Int64s, low: Int64s) -> Int64s:

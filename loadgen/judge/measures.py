@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from hdrh.histogram import HdrHistogram
 
 from sluice.loadgen.base.history import OK, Int64s
+from sluice.loadgen.judge.column_operations import ints
 
 MAX_LATENCY_US = 3_600_000_000
 _NEVER = np.iinfo(np.int64).max
@@ -28,6 +29,22 @@ COARSE = 26 * _PER_DOUBLING
 """Buckets of the coarse latency histograms: six to each doubling, from 64 microseconds to an hour."""
 
 Counts = npt.NDArray[np.int64]
+
+
+class Histogram(HdrHistogram):  # type: ignore[misc]
+    """A histogram of microseconds with three significant digits, which can be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__(1, MAX_LATENCY_US, 3)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _decoded, (self.encode(),)
+
+
+def _decoded(encoded: bytes) -> Histogram:
+    made = Histogram()
+    made.decode_and_add(encoded)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +87,8 @@ class ActMeasures:
     first_sent: int = 0
     last_confirmed: int = 0
     last_acked: int = 0
-    histogram: Any = field(default_factory=lambda: HdrHistogram(1, MAX_LATENCY_US, 3))
-    publish: Any = field(default_factory=lambda: HdrHistogram(1, MAX_LATENCY_US, 3))
+    histogram: Any = field(default_factory=Histogram)
+    publish: Any = field(default_factory=Histogram)
 
     def merge(self, other: ActMeasures) -> None:
         """Add another part of the same run."""
@@ -83,27 +100,11 @@ class ActMeasures:
         self.histogram.add(other.histogram)
         self.publish.add(other.publish)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, read back by `from_dict`."""
-        plain = {name: getattr(self, name) for name in _PLAIN}
-        return plain | {name: getattr(self, name).encode().decode() for name in ("histogram", "publish")}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> ActMeasures:
-        """The object that `to_dict` made plain."""
-        made = cls(**{name: values[name] for name in _PLAIN})
-        for name in ("histogram", "publish"):
-            getattr(made, name).decode_and_add(values[name].encode())
-        return made
-
     def rates(self) -> dict[str, float]:
         """Messages per second from the first send to the last confirmation, and to the last acknowledgement."""
         published = self.confirmed / max(self.last_confirmed - self.first_sent, 1) * 1e6
         whole = self.acked / max(self.last_acked - self.first_sent, 1) * 1e6
         return {"publish_msgs_per_s": round(published, 1), "end_to_end_msgs_per_s": round(whole, 1)}
-
-
-_PLAIN = ("confirmed", "acked", "first_sent", "last_confirmed", "last_acked")
 
 
 @dataclass
@@ -134,7 +135,7 @@ class Measures:
         self.acts = [ActMeasures() for _ in range(len(self.span.cuts) + 1)]
         self.confirmed, self.delivered, self.acked = (np.zeros(self.span.count, np.int64) for _ in range(3))
         self.latency = np.zeros((self.span.count, COARSE), np.int64)
-        self.histogram, self.lateness, self.publish = (HdrHistogram(1, MAX_LATENCY_US, 3) for _ in range(3))
+        self.histogram, self.lateness, self.publish = (Histogram() for _ in range(3))
 
     def merge(self, other: Measures) -> None:
         """Add another part of the same run."""
@@ -163,47 +164,13 @@ class Measures:
         values = 2.0 ** ((bucket + 0.5) / _PER_DOUBLING + _COARSE_FLOOR) / 1000
         return np.where(total > 0, values, np.nan)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, read back by `from_dict`."""
-        return {
-            "span": [self.span.start, self.span.width, self.span.count, list(self.span.cuts)],
-            "acts": [act.to_dict() for act in self.acts],
-            "confirmed": self.confirmed.tolist(),
-            "delivered": self.delivered.tolist(),
-            "acked": self.acked.tolist(),
-            "latency": self.latency.tolist(),
-            "shares": {name: counts.tolist() for name, counts in self.shares.items()},
-            "histogram": self.histogram.encode().decode(),
-            "lateness": self.lateness.encode().decode(),
-            "publish": self.publish.encode().decode(),
-            "bytes": self.bytes,
-            "first_sent": self.first_sent,
-            "last_confirmed": self.last_confirmed,
-            "last_acked": self.last_acked,
-        }
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Measures:
-        """The measures that `to_dict` made plain."""
-        start, width, count, cuts = values["span"]
-        made = cls(Span(start, width, count, tuple(cuts)))
-        made.acts = [ActMeasures.from_dict(act) for act in values["acts"]]
-        for name in ("confirmed", "delivered", "acked", "latency"):
-            setattr(made, name, np.array(values[name], np.int64).reshape(getattr(made, name).shape))
-        made.shares = {name: np.array(counts, np.int64) for name, counts in values["shares"].items()}
-        for name in ("histogram", "lateness", "publish"):
-            getattr(made, name).decode_and_add(values[name].encode())
-        for name in ("bytes", "first_sent", "last_confirmed", "last_acked"):
-            setattr(made, name, values[name])
-        return made
-
 
 def measure(sent: pa.Table, delivered: pa.Table, span: Span) -> Measures:
     """Measure one part of a run that holds whole keys. Tables: SENT and DELIVERIES of loadgen.base.history."""
     result = Measures(span)
     confirmed = sent.filter(pc.equal(sent.column("status"), OK))
     if confirmed.num_rows:
-        at, since = _ints(confirmed, "confirmed_at"), _ints(confirmed, "sent_at")
+        at, since = ints(confirmed, "confirmed_at"), ints(confirmed, "sent_at")
         result.confirmed = np.bincount(span.steps(at), minlength=span.count)
         result.first_sent, result.last_confirmed = int(since.min()), int(at.max())
         act = span.act(since)
@@ -215,7 +182,7 @@ def measure(sent: pa.Table, delivered: pa.Table, span: Span) -> Measures:
             result.publish.add(of_act.publish)
     if delivered.num_rows == 0:
         return result
-    received, acked = _ints(delivered, "received_at"), _acked(delivered)
+    received, acked = ints(delivered, "received_at"), _acked(delivered)
     result.delivered = np.bincount(span.steps(received), minlength=span.count)
     result.acked = np.bincount(span.steps(acked[acked > 0]), minlength=span.count)
     result.last_acked = int(acked.max())
@@ -238,12 +205,12 @@ def record(histogram: Any, latencies: Int64s) -> None:
 
 def _measure_latency(result: Measures, sent: pa.Table, delivered: pa.Table) -> None:
     """Join the first delivery of each place with its send."""
-    since = _ints(sent, "sent_at")
-    due = _ints(sent, "deliver_at") * 1000
+    since = ints(sent, "sent_at")
+    due = ints(sent, "deliver_at") * 1000
     sends = _places(sent)
-    known = np.flatnonzero(_ints(sent, "position") >= 0)
+    known = np.flatnonzero(ints(sent, "position") >= 0)
     order = known[np.argsort(sends[known], kind="stable")]
-    places, received = _places(delivered), _ints(delivered, "received_at")
+    places, received = _places(delivered), ints(delivered, "received_at")
     firsts = np.lexsort((received, places))
     new = np.ones(len(firsts), np.bool_)
     new[1:] = np.diff(places[firsts]) != 0
@@ -283,13 +250,9 @@ def _measure_acts(result: Measures, since: Int64s, latency: Int64s, acked: Int64
 def _acked(delivered: pa.Table) -> Int64s:
     """Return when each delivery was acknowledged; 0 if it was not, or was given back."""
     given_back = np.asarray(delivered.column("negative").to_numpy(), np.bool_)
-    return np.where(given_back, 0, _ints(delivered, "acked_at"))
-
-
-def _ints(table: pa.Table, name: str) -> Int64s:
-    return np.asarray(table.column(name).to_numpy(), np.int64)
+    return np.where(given_back, 0, ints(delivered, "acked_at"))
 
 
 def _places(table: pa.Table) -> Int64s:
     """One number for (partition, position), unique while ledgers stay below 2**19 and partitions below 2**12."""
-    return _ints(table, "position") + (_ints(table, "partition") << 51)
+    return ints(table, "position") + (ints(table, "partition") << 51)

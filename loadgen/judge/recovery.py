@@ -30,11 +30,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from hdrh.histogram import HdrHistogram
 
 from sluice.loadgen.base.history import DEATH, DETACH, Int64s
 from sluice.loadgen.base.kinds import KILL
-from sluice.loadgen.judge.measures import MAX_LATENCY_US, Span, record
+from sluice.loadgen.judge.column_operations import ints
+from sluice.loadgen.judge.measures import Histogram, Span, record
 from sluice.storage.format.position import ENTRY_BITS
 
 HASH_BITS = 17
@@ -74,8 +74,8 @@ class RecoveryTimes:
     worst: list[dict[str, Any]] = field(default_factory=list)
     deliveries: dict[str, list[int]] = field(default_factory=dict)
     waiting: dict[str, list[int]] = field(default_factory=dict)
-    redelivered_keys: Any = field(default_factory=lambda: HdrHistogram(1, MAX_LATENCY_US, 3))
-    unexplained: Any = field(default_factory=lambda: HdrHistogram(1, MAX_LATENCY_US, 3))
+    redelivered_keys: Any = field(default_factory=Histogram)
+    unexplained: Any = field(default_factory=Histogram)
 
     def merge(self, other: RecoveryTimes) -> None:
         """Add another part of the same run."""
@@ -93,19 +93,6 @@ class RecoveryTimes:
         self.worst = sorted(self.worst + other.worst, key=lambda wait: -int(wait["unexplained_us"]))[:WORST]
         self.redelivered_keys.add(other.redelivered_keys)
         self.unexplained.add(other.unexplained)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, read back by `from_dict`."""
-        plain = {name: getattr(self, name) for name in _PLAIN}
-        return plain | {name: getattr(self, name).encode().decode() for name in _HISTOGRAMS}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> RecoveryTimes:
-        """The object that `to_dict` made plain."""
-        made = cls(**{name: value for name, value in values.items() if name not in _HISTOGRAMS})
-        for name in _HISTOGRAMS:
-            getattr(made, name).decode_and_add(values[name].encode())
-        return made
 
     def takeovers(self, faults: Sequence[Fault]) -> list[Takeover]:
         """How long each partition that a fault took was without an owner, by fault, role and partition.
@@ -181,10 +168,6 @@ class RecoveryTimes:
             begins = np.minimum.accumulate(np.where(ready, np.arange(len(ready)), len(ready))[::-1])[::-1] + 1
             begins = begins[busy[:-1]]
             yield int(partition), begins, np.maximum(busy[1:] - begins, 0)
-
-
-_PLAIN = ("redelivery", "next", "before", "worst", "deliveries", "waiting")
-_HISTOGRAMS = ("redelivered_keys", "unexplained")
 
 
 def _needed(fault: Fault, partition: int | None) -> bool:
@@ -285,14 +268,14 @@ class _Deliveries:
     """The deliveries of one part in the order of receiving, as columns of shape (n,)."""
 
     def __init__(self, sent: pa.Table, delivered: pa.Table, events: pa.Table) -> None:
-        order = np.argsort(_ints(delivered, "received_at"), kind="stable")
-        self.received = _ints(delivered, "received_at")[order]
-        self.partition = _ints(delivered, "partition")[order]
-        self.position = _ints(delivered, "position")[order]
-        self.acked = _ints(delivered, "acked_at")[order]
-        self.epoch = _ints(delivered, "epoch")[order]
-        self.underway = self._when_underway(_ints(delivered, "dispatch")[order])
-        self.place = self.partition << HASH_BITS | _ints(delivered, "hash")[order]
+        order = np.argsort(ints(delivered, "received_at"), kind="stable")
+        self.received = ints(delivered, "received_at")[order]
+        self.partition = ints(delivered, "partition")[order]
+        self.position = ints(delivered, "position")[order]
+        self.acked = ints(delivered, "acked_at")[order]
+        self.epoch = ints(delivered, "epoch")[order]
+        self.underway = self._when_underway(ints(delivered, "dispatch")[order])
+        self.place = self.partition << HASH_BITS | ints(delivered, "hash")[order]
         """Which key, as far as the broker can tell keys apart: partition and hash."""
         who = delivered.column("consumer").combine_chunks().dictionary_encode()
         self.names: list[str] = who.dictionary.to_pylist()
@@ -407,8 +390,8 @@ class _Deliveries:
 
     def _confirmed_at(self, rows: Int64s) -> Int64s:
         """Return when the message of each of these deliveries was confirmed, or due; 0 where that is unknown."""
-        position, partition = _ints(self._sent, "position"), _ints(self._sent, "partition")
-        ready = np.maximum(_ints(self._sent, "confirmed_at"), _ints(self._sent, "deliver_at") * 1000)
+        position, partition = ints(self._sent, "position"), ints(self._sent, "partition")
+        ready = np.maximum(ints(self._sent, "confirmed_at"), ints(self._sent, "deliver_at") * 1000)
         known_at = np.flatnonzero(position >= 0)
         order = known_at[np.lexsort((position[known_at], partition[known_at]))]
         if not len(order):
@@ -428,7 +411,3 @@ def _running_maximum(values: Int64s, groups: Int64s) -> Int64s:
     width = high - low + 1
     lifted = (values - low) + lift * width
     return np.asarray(np.maximum.accumulate(lifted) - lift * width + low, np.int64)
-
-
-def _ints(table: pa.Table, name: str) -> Int64s:
-    return np.asarray(table.column(name).to_numpy(), np.int64)

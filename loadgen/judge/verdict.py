@@ -7,10 +7,9 @@ a worker's memory however long the run was. Consumers' events are few and go to 
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +89,10 @@ def judge_with_spark(
             context.parallelize(pieces, slices).foreach(_cutter(parts, Path(cut_to)))
         task = _task(Path(cut_to), read_table(folder / "events", EVENTS), span, faults, nack_order)
         # Each part is judged, and has its share in what was checked, even if it is empty.
-        for row in context.parallelize(range(parts), parts).map(task).collect():
-            whole.findings.merge(Findings(**json.loads(row["findings"])))
-            whole.measures.merge(Measures.from_dict(json.loads(row["measures"])))
-            whole.recovery.merge(RecoveryTimes.from_dict(json.loads(row["recovery"])))
+        for judged in context.parallelize(range(parts), parts).map(task).collect():
+            whole.findings.merge(judged.findings)
+            whole.measures.merge(judged.measures)
+            whole.recovery.merge(judged.recovery)
     return whole
 
 
@@ -140,12 +139,10 @@ def span_of(folder: Path, cuts: Sequence[int] = ()) -> Span:
 
 def _task(
     cut_to: Path, events: pa.Table, span: Span, faults: Sequence[dict[str, Any]], nack_order: str
-) -> Callable[[int], dict[str, str]]:
+) -> Callable[[int], Judgement]:
     """The function that Spark runs for each part; it takes its small tables along."""
-    rows = events.to_pylist()
 
-    def run(part: int) -> dict[str, str]:
-        known = pa.Table.from_pylist(rows, EVENTS)
+    def run(part: int) -> Judgement:
         sent, delivered = (
             pa.concat_tables(
                 [schema.empty_table()]
@@ -156,11 +153,6 @@ def _task(
             )
             for kind, schema in KINDS.items()
         )
-        judged = judge_part(sent, delivered, known, span, faults, nack_order=nack_order)
-        return {
-            "findings": json.dumps(asdict(judged.findings)),
-            "measures": json.dumps(judged.measures.to_dict()),
-            "recovery": json.dumps(judged.recovery.to_dict()),
-        }
+        return judge_part(sent, delivered, events, span, faults, nack_order=nack_order)
 
     return run

@@ -224,7 +224,6 @@ class PulsarProducer:
         return receipt
 
     def flush(self) -> None:
-        """Wait for everything that was sent."""
         with _refusals("flushing"):
             self._one.flush()
 

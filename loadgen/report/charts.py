@@ -88,19 +88,9 @@ def shares(report: Report) -> Any:
     received = measures.shares if len(measures.shares) <= MOST_SHARES else _by_consumer(measures.shares)
     for index, name in enumerate(sorted(received, key=_by_number)):
         colour = PALETTE[index % len(PALETTE)]
-        figure.add_trace(
-            go.Scatter(
-                x=seconds,
-                y=received[name] / (measures.span.width / 1e6),
-                name=name,
-                stackgroup="all",
-                groupnorm="percent" if report.two_acts else "",
-                mode="lines",
-                line={"width": 0.6, "color": colour},
-                fillcolor=_faded(colour, 0.72),
-                hovertemplate="%{y:,.0f}/s<extra>" + name + "</extra>",
-            )
-        )
+        rates = received[name] / (measures.span.width / 1e6)
+        stacked = {"stackgroup": "all", "groupnorm": "percent" if report.two_acts else ""}
+        figure.add_trace(_curve(seconds, rates, name, colour, width=0.6, fillcolor=_faded(colour, 0.72), **stacked))
     _mark_faults(figure, report, None)
     _dress(figure, height=340)
     # Upwards from the picture, for however many consumers there are.
@@ -121,17 +111,8 @@ def distribution(report: Report) -> Any:
             continue
         shown = percents[percents <= 100 * (1 - 1 / count)]
         values = [histogram.get_value_at_percentile(float(p)) / 1000 for p in shown]
-        figure.add_trace(
-            go.Scatter(
-                x=100 / (100 - shown),
-                y=values,
-                name=name,
-                mode="lines",
-                line={"color": colour, "width": 2.2},
-                customdata=shown,
-                hovertemplate="p%{customdata:.3f}: %{y:,.1f} ms<extra>" + name + "</extra>",
-            )
-        )
+        told = "p%{customdata:.3f}: %{y:,.1f} ms"
+        figure.add_trace(_curve(100 / (100 - shown), values, name, colour, told, width=2.2, customdata=shown))
     _dress(figure, height=340, hover="closest")
     ticks = [1, 2, 10, 100, 1_000, 10_000, 100_000]
     labels = ["p0", "p50", "p90", "p99", "p99.9", "p99.99", "p99.999"]
@@ -146,18 +127,9 @@ def memory(report: Report) -> Any:
     known: set[str] = set()
     for line in lines(report.memory):
         colour = PALETTE[ROLES.index(line.role) % len(PALETTE)] if line.role in ROLES else MUTED
-        figure.add_trace(
-            go.Scatter(
-                x=(line.at - _origin(report)) / 1e6,
-                y=line.size / 1e6,
-                name=line.role,
-                legendgroup=line.role,
-                showlegend=line.role not in known,
-                mode="lines",
-                line={"width": 1.6, "color": colour},
-                hovertemplate="%{y:,.0f} MB at %{x:.0f} s<extra>" + f"{line.role} {line.process}</extra>",
-            )
-        )
+        seconds, told = (line.at - _origin(report)) / 1e6, "%{y:,.0f} MB at %{x:.0f} s"
+        curve = _curve(seconds, line.size / 1e6, f"{line.role} {line.process}", colour, told, width=1.6)
+        figure.add_trace(curve.update(name=line.role, legendgroup=line.role, showlegend=line.role not in known))
         known.add(line.role)
     _mark_faults(figure, report, None)
     _dress(figure, height=340, hover="closest")
@@ -166,44 +138,27 @@ def memory(report: Report) -> Any:
     return figure
 
 
+def _curve(x: Any, y: Any, name: str, colour: str, told: str = "%{y:,.0f}/s", *, width: float = 2, **more: Any) -> Any:
+    """A line. told: what is shown of a point under the pointer. more: of plotly's Scatter."""
+    line, hover = {"line_color": colour, "line_width": width}, f"{told}<extra>{name}</extra>"
+    return go.Scatter(x=x, y=y, name=name, mode="lines", hovertemplate=hover, **line, **more)
+
+
 def _throughput(figure: Any, measures: Measures, seconds: npt.NDArray[np.float64]) -> None:
     width = measures.span.width / 1e6
     for name, counts, colour in (
         ("published", measures.confirmed, PUBLISHED),
         ("delivered", measures.delivered, DELIVERED),
     ):
-        figure.add_trace(
-            go.Scatter(
-                x=seconds,
-                y=counts / width,
-                name=name,
-                mode="lines",
-                line={"color": colour, "width": 2},
-                fill="tozeroy",
-                fillcolor=_faded(colour, 0.13),
-                hovertemplate="%{y:,.0f}/s<extra>" + name + "</extra>",
-            ),
-            row=1,
-            col=1,
-        )
+        filled: dict[str, Any] = {"fill": "tozeroy", "fillcolor": _faded(colour, 0.13)}
+        figure.add_trace(_curve(seconds, counts / width, name, colour, **filled), row=1, col=1)
 
 
 def _latency(figure: Any, measures: Measures, seconds: npt.NDArray[np.float64]) -> None:
     for percent, colour in ((50.0, P50), (99.0, P99)):
-        name = f"p{percent:.0f}"
-        figure.add_trace(
-            go.Scatter(
-                x=seconds,
-                y=measures.percentile_over_time(percent),
-                name=name,
-                mode="lines",
-                line={"color": colour, "width": 2},
-                connectgaps=True,
-                hovertemplate="%{y:,.1f} ms<extra>" + name + "</extra>",
-            ),
-            row=2,
-            col=1,
-        )
+        times, told = measures.percentile_over_time(percent), "%{y:,.1f} ms"
+        curve = _curve(seconds, times, f"p{percent:.0f}", colour, told, connectgaps=True)
+        figure.add_trace(curve, row=2, col=1)
 
 
 def _draining(figure: Any, report: Report) -> None:
@@ -212,22 +167,14 @@ def _draining(figure: Any, report: Report) -> None:
     sums = report.stats.group_by("at").aggregate([("draining", "sum"), ("backlog", "sum")]).sort_by("at")
     seconds = (sums.column("at").to_numpy() - _origin(report)) / 1e6
     inside = (seconds >= 0) & (seconds <= _seconds(report)[-1] + 0.5)
-    for name, colour, second in (("backlog", BACKLOG, True), ("draining", DRAINING, False)):
-        figure.add_trace(
-            go.Scatter(
-                x=seconds[inside],
-                y=sums.column(f"{name}_sum").to_numpy()[inside],
-                name="draining hashes" if name == "draining" else name,
-                mode="lines",
-                line={"color": colour, "width": 2 if name == "draining" else 1.2, "shape": "hv"},
-                fill="tozeroy",
-                fillcolor=_faded(colour, 0.22 if name == "draining" else 0.14),
-                hovertemplate="%{y:,.0f}<extra>" + name + "</extra>",
-            ),
-            row=3,
-            col=1,
-            secondary_y=second,
-        )
+    for column, name, colour, width, alpha in (
+        ("backlog", "backlog", BACKLOG, 1.2, 0.14),
+        ("draining", "draining hashes", DRAINING, 2.0, 0.22),
+    ):
+        counts = sums.column(f"{column}_sum").to_numpy()[inside]
+        filled: dict[str, Any] = {"fill": "tozeroy", "fillcolor": _faded(colour, alpha), "line_shape": "hv"}
+        curve = _curve(seconds[inside], counts, name, colour, "%{y:,.0f}", width=width, **filled)
+        figure.add_trace(curve, row=3, col=1, secondary_y=column == "backlog")
 
 
 def _mark_faults(figure: Any, report: Report, row: int | None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from sluice.cluster.base.version import COMMAND
 from sluice.loadgen.judge.checkers import INFORMATION
 from sluice.loadgen.report import charts, waits
 from sluice.loadgen.report.result import BROKEN, OK, Report, percentiles
@@ -88,6 +90,11 @@ def render(report: Report) -> str:
     )
 
 
+def _numbers(values: Iterable[str], tag: str = "td") -> str:
+    """Cells of a table, or with `th` their headings."""
+    return "".join(f'<{tag} class="number">{value}</{tag}>' for value in values)
+
+
 _WORDS = {
     OK: "every promise held",
     BROKEN: "a promise was broken",
@@ -102,10 +109,7 @@ def _title(report: Report) -> str:
 
 def _acts_table(report: Report) -> str:
     """One row an act."""
-    head = "".join(
-        f'<th class="number">{name}</th>'
-        for name in ("messages", "published/s", "end to end/s", "p50", "p99", "p99.9", "max")
-    )
+    head = _numbers(("messages", "published/s", "end to end/s", "p50", "p99", "p99.9", "max"), "th")
     rows = ""
     for act in report.acts_shown():
         name = f'<td><b>{escape(act["name"])}</b><br><span class="note">{act["from_s"]:.1f} to {act["to_s"]:.1f} s'
@@ -116,7 +120,7 @@ def _acts_table(report: Report) -> str:
         else:
             values = [f"{act[what]:,.0f}" for what in ("messages", "publish_msgs_per_s", "end_to_end_msgs_per_s")]
             values += [_short_ms(ms) for ms in act["latency_ms"].values()]
-            cells = "".join(f'<td class="number">{value}</td>' for value in values)
+            cells = _numbers(values)
         rows += f"<tr>{name}{cells}</tr>"
     return f"<table><tr><th></th>{head}</tr>{rows}</table>"
 
@@ -126,13 +130,10 @@ def _drains_table(report: Report) -> str:
     figures = report.drains_shown()
     if not figures:
         return ""
-    head = "".join(
-        f'<th class="number">{name}</th>'
-        for name in ("hashes", "drained for, p50", "max", "blocked attempts, p50", "max")
-    )
+    head = _numbers(("hashes", "drained for, p50", "max", "blocked attempts, p50", "max"), "th")
     rows = ""
     for name, row in figures.items():
-        cells = "".join(f'<td class="number">{row[what]:,}{unit}</td>' for what, unit in _DRAIN.items())
+        cells = _numbers(f"{row[what]:,}{unit}" for what, unit in _DRAIN.items())
         rows += f"<tr><td>{escape(name)}</td>{cells}</tr>"
     note = '<p class="note">Hashes that drained, by the consumer that had to finish:</p>'
     return f"{note}<table><tr><th></th>{head}</tr>{rows}</table>"
@@ -244,9 +245,8 @@ def _latency(report: Report) -> tuple[str, str]:
     rows = []
     for name, histogram in report.latencies().items():
         if histogram.get_total_count():
-            values = "".join(f'<td class="number">{_short_ms(ms)}</td>' for ms in percentiles(histogram).values())
-            rows.append(f"<tr><td>{name}</td>{values}</tr>")
-    head = "".join(f'<th class="number">{name}</th>' for name in ("p50", "p99", "p99.9", "max"))
+            rows.append(f"<tr><td>{name}</td>{_numbers(map(_short_ms, percentiles(histogram).values()))}</tr>")
+    head = _numbers(("p50", "p99", "p99.9", "max"), "th")
     table = f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
     of = "Of the act at a fixed rate." if report.two_acts else ""
     return _figure(charts.distribution(report), "latency") + table, of
@@ -315,11 +315,8 @@ def _pause_rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def _pause_table(report: Report) -> str:
-    rows = "".join(
-        f"<tr><td>{escape(kind)}</td>{''.join(f'<td class=number>{escape(value)}</td>' for value in values)}</tr>"
-        for kind, *values in _pause_rows(report)
-    )
-    head = "".join(f"<th class=number>{name}</th>" for name in ("faults and partitions", *_PAUSES))
+    rows = "".join(f"<tr><td>{escape(kind)}</td>{_numbers(values)}</tr>" for kind, *values in _pause_rows(report))
+    head = _numbers(("faults and partitions", *_PAUSES), "th")
     told = '<p class="note">How long a partition delivered nothing, although it could have:</p>'
     return f"{told}<table><tr><th>after</th>{head}</tr>{rows}</table>" if rows else ""
 
@@ -355,7 +352,7 @@ def _memory_card(report: Report) -> str:
         + f'<td class="number">{entry["growth_mb"]:+,.0f} MB</td></tr>'
         for entry in figures
     )
-    head = "".join(f'<th class="number">{name}</th>' for name in ("processes", "warm", "at the end", "peak", "growth"))
+    head = _numbers(("processes", "warm", "at the end", "peak", "growth"), "th")
     note = (
         "Resident memory that is a process's own, sampled once a second; the highest of each kind. Warm is after "
         f"{WARM_US // 1_000_000} s, or after half of its time if that is sooner. Growth is from there to the end."
@@ -416,7 +413,7 @@ def summary(report: Report) -> RenderableType:
     if report.verdict != OK:
         parts += [Text(), *(Text(f"✕ {line}", style="red") for line in report.reasons)]
         parts += [Text(f"  {line}", style="dim") for lines in findings.examples.values() for line in lines[:2]]
-    parts += [Text(f"decisions: ./sluice incident replay {report.incident}")] if report.incident else []
+    parts += [Text(f"decisions: {COMMAND} incident replay {report.incident}")] if report.incident else []
     if report.not_shown:
         parts += [Text(), *(Text(f"! not shown: {line}", style="yellow") for line in report.not_shown)]
     colour = ("yellow" if report.not_shown else "green") if report.verdict == OK else "red"

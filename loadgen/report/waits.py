@@ -51,7 +51,6 @@ def in_words(reasons: dict[str, float]) -> str:
 
 
 def rows(shown: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The rows for the terminal."""
     return [("waits", f"{row['what']}: {in_words(row['message_seconds'])}") for row in shown]
 
 

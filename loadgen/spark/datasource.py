@@ -103,7 +103,6 @@ class SluiceDataSource(DataSource):  # type: ignore[misc]
         return SluiceStreamWriter(_Target.from_options(self.options, SINK))
 
     def reader(self, schema: Any) -> SluiceReader:
-        """Return a reader of the columns of `schema`."""
         starts, stops = (
             parse_offsets(self.options, name, OPTIONS[READ][name]) for name in ("startingOffsets", "endingOffsets")
         )

@@ -62,7 +62,7 @@ def format_of(path: Path) -> str:
     return kind
 
 
-def load_input(spark: Any, options: FloodOptions, tasks: int | None = None) -> tuple[Any, int]:
+def load_input(spark: Any, options: FloodOptions) -> tuple[Any, int]:
     """The input as a frame of (key binary, payload binary[, event_time long]) and its number of rows.
 
     All rows of a key are in one partition, in order. Raises Invalid for an unknown column and for no rows.
@@ -82,7 +82,7 @@ def load_input(spark: Any, options: FloodOptions, tasks: int | None = None) -> t
         order = ["event_time", "at"]
     rows = data.select(*columns)
     spread = f.coalesce(f.col("key"), f.col("at").cast("string").cast("binary"))
-    rows = rows.repartition(tasks or options.cores, spread).sortWithinPartitions(*order).drop("at").persist()
+    rows = rows.repartition(options.cores, spread).sortWithinPartitions(*order).drop("at").persist()
     count = int(rows.count())
     if count == 0:
         raise Invalid(f"the input {options.input} has no rows")

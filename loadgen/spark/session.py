@@ -23,6 +23,7 @@ import psutil
 import sluice
 from sluice.cluster.client.bulk import BATCH_ROWS
 
+ATTEMPTS = 3
 _SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Java's way for processes that live for a minute: half of the processor time of Spark's start went into compiling."""
 
@@ -41,13 +42,9 @@ class SparkStart:
     messages and judges histories needs none.
     """
 
-    def __init__(
-        self, folder: Path, *, cores: int = 2, attempts: int = 3, memory: str = "1g", java: str | None = None
-    ) -> None:
-        """Begin at once. folder: where Spark may keep its shuffle files, its warehouse and its log. java: its options,
-        by default those of a process that lives for a minute.
-        """
-        self._settings = _settings(folder, cores, attempts, memory, _SHORT_LIVED if java is None else java)
+    def __init__(self, folder: Path, *, cores: int = 2) -> None:
+        """Begin at once. folder: where Spark may keep its shuffle files, its warehouse and its log."""
+        self._settings = _settings(folder, cores)
         self._others = {process.pid for process in launched()}
         self._log = folder / "spark.log"
         self._context: Any = None
@@ -113,9 +110,9 @@ class SparkStart:
 
 
 @contextlib.contextmanager
-def spark_session(folder: Path, *, cores: int = 2, attempts: int = 3, memory: str = "1g") -> Iterator[Any]:
-    """A local Spark session with `cores` workers; each task is tried up to `attempts` times. See SparkStart."""
-    start = SparkStart(folder, cores=cores, attempts=attempts, memory=memory)
+def spark_session(folder: Path, *, cores: int = 2) -> Iterator[Any]:
+    """A local Spark session with `cores` workers; each task is tried up to ATTEMPTS times. See SparkStart."""
+    start = SparkStart(folder, cores=cores)
     try:
         yield session_of(start.context())
     finally:
@@ -141,7 +138,7 @@ def use_own_python() -> None:
         context.pythonExec = sys.executable
 
 
-def _settings(folder: Path, cores: int, attempts: int, memory: str, java: str) -> dict[str, str]:
+def _settings(folder: Path, cores: int) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     _environment()
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -150,10 +147,10 @@ def _settings(folder: Path, cores: int, attempts: int, memory: str, java: str) -
     return {
         # Spark's ports are open to every user of the machine, so a client must know the session's secret.
         "spark.authenticate": "true",
-        "spark.master": f"local[{cores},{attempts}]",
+        "spark.master": f"local[{cores},{ATTEMPTS}]",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": memory,
+        "spark.driver.memory": "1g",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_ROWS),
@@ -163,7 +160,7 @@ def _settings(folder: Path, cores: int, attempts: int, memory: str, java: str) -
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder),
         "spark.driver.extraJavaOptions": (
-            f"-Djava.io.tmpdir={folder} -Dderby.system.home={folder} {_quiet(folder)} {java}"
+            f"-Djava.io.tmpdir={folder} -Dderby.system.home={folder} {_quiet(folder)} {_SHORT_LIVED}"
         ),
         "spark.python.worker.reuse": "true",
         "spark.python.daemon.module": "sluice.loadgen.spark.workers",

@@ -38,7 +38,6 @@ class Spool:
             self._next = max(self._next, number + 1)
 
     def path(self, number: int) -> Path:
-        """The file of a number."""
         return self._folder / f"{number:012d}.arrow"
 
     def floor(self) -> int:
@@ -92,7 +91,6 @@ class Spool:
 
     @staticmethod
     def read(path: Path) -> pa.Table:
-        """The rows of a file."""
         with pa.memory_map(str(path)) as source:
             return pa.ipc.open_file(source).read_all()
 

@@ -345,7 +345,6 @@ def rows_within(counts: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def batch_of_table(table: pa.Table) -> pa.RecordBatch:
-    """A table as one batch."""
     columns = [column.combine_chunks() for column in table.columns]
     return pa.RecordBatch.from_arrays(columns, names=table.schema.names)
 

@@ -69,7 +69,7 @@ class Program:
         self.partition = Partition()
         self.consumer = Consumer(
             cast(Any, self),
-            ConsumerOptions(topic="orders", subscription="billing", name="c1", queue_size=8),
+            ConsumerOptions(topic="orders", subscription="billing", consumer_name="c1", receiver_queue_size=8),
             lambda consumer: None,
         )
         self.consumer.join([cast(Any, self.partition)])

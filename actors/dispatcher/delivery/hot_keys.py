@@ -280,6 +280,6 @@ class HotKeyWatch:
             f"key {self._name} holds {of.subscription} back on partition {of.partition} of {of.topic}: "
             f"{found.unfinished} of {found.of} unfinished messages are its, and {holder}#{found.holder} alone may have "
             "them. More consumers do not help: make its work shorter, or give its messages several keys; see "
-            f"./sluice subscriptions hot-keys {of.topic} {of.subscription}"
+            f"sluice subscriptions hot-keys {of.topic} {of.subscription}"
         )
         self._ports.log("hot_key", key=self._name, unfinished=found.unfinished, of=found.of, holder=found.holder)

@@ -89,7 +89,7 @@ class Unreadable:
         others = f", and {len(rows) - 1} more" if len(rows) > 1 else ""
         return (
             f"{first['messages']} messages from {first['run']} on cannot be read{others} ({first['reason']}); "
-            f"if no copy can be had again: ./sluice topics accept-loss {topic} --run {first['run']}"
+            f"if no copy can be had again: sluice topics accept-loss {topic} --run {first['run']}"
         )
 
 

@@ -30,7 +30,7 @@ class Silent:
 def test_kst_7_a_cumulative_acknowledgement_is_refused_clearly() -> None:
     consumer = Consumer(
         cast(LoopThread, Silent()),
-        ConsumerOptions(topic="orders", subscription="billing", name="c1", queue_size=1_000),
+        ConsumerOptions(topic="orders", subscription="billing", consumer_name="c1", receiver_queue_size=1_000),
         lambda consumer: None,
     )
     with pytest.raises(Invalid) as refused:
@@ -99,7 +99,7 @@ def consumer_on(loop: Calls, told: Told, queue_size: int) -> Consumer:
     """A consumer of one partition."""
     consumer = Consumer(
         cast(LoopThread, loop),
-        ConsumerOptions(topic="orders", subscription="billing", name="c1", queue_size=queue_size),
+        ConsumerOptions(topic="orders", subscription="billing", consumer_name="c1", receiver_queue_size=queue_size),
         lambda consumer: None,
     )
     consumer.join([cast(Any, told)])

@@ -18,7 +18,7 @@ import sluice
 from sluice.actors.messages.settings import CHOICES, SubscriptionSettings, TopicSettings
 from sluice.actors.producer.batches import HASHING_SCHEMES
 from sluice.cluster.client.client import Client
-from sluice.cluster.client.options import consumer_options, producer_options
+from sluice.cluster.client.options import ConsumerOptions, producer_options
 from sluice.cluster.client.typed_settings import (
     OwnConsumerSettings,
     ProducerSettings,
@@ -98,11 +98,11 @@ def test_typed_settings_are_those_of_the_table(typed: type, table: type) -> None
 
 
 @pytest.mark.parametrize(
-    ("typed", "check"), [(ProducerSettings, producer_options), (OwnConsumerSettings, consumer_options)]
+    ("typed", "check"), [(ProducerSettings, producer_options), (OwnConsumerSettings, ConsumerOptions)]
 )
 def test_typed_settings_are_those_of_the_call(typed: type, check: Callable[..., object]) -> None:
     named = {one.name for one in inspect.signature(check).parameters.values() if one.kind is one.KEYWORD_ONLY}
-    assert set(get_type_hints(typed)) == named
+    assert set(get_type_hints(typed)) == named - {"topic", "subscription", "by_pattern", "shared"}
     assert set(words(get_type_hints(ProducerSettings)["hashing_scheme"])) == set(HASHING_SCHEMES)
 
 

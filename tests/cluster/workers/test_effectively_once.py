@@ -15,8 +15,8 @@ import pytest
 import sluice
 from sluice.cluster.client.client import Client
 from sluice.cluster.client.message import Message
+from sluice.cluster.workers.keyed_worker import KeyedWorker, LoopWorker, ThreadedWorker
 from sluice.cluster.workers.options import WorkersOptions
-from sluice.cluster.workers.output_worker import FunctionOutputWorker, LoopOutputWorker, OutputWorker
 from sluice.cluster.workers.pool import Workers
 from sluice.cluster.workers.result_loop import Call
 from sluice.cluster.workers.result_sender import ResultSender
@@ -102,7 +102,7 @@ def test_results_are_there_once_when_workers_die(
     client, source, output = topics
     deaths = {"publish": {20, 90}, "acknowledge": {10, 50, 130}}
     calls: list[int] = []
-    publish, acknowledge = OutputWorker.publish, OutputWorker.acknowledge
+    publish, acknowledge = KeyedWorker.publish, KeyedWorker.acknowledge
 
     def dies(step: str, message: Message) -> bool:
         number = int(message.data())
@@ -111,12 +111,12 @@ def test_results_are_there_once_when_workers_die(
             return True
         return False
 
-    def publish_or_die(self: OutputWorker, begun: list[Call[Message]]) -> None:
+    def publish_or_die(self: KeyedWorker, begun: list[Call[Message]]) -> None:
         if any(dies("publish", call.item) for call in begun):
             raise SystemExit("before it published")
         publish(self, begun)
 
-    def acknowledge_or_die(self: OutputWorker, done: list[Call[Message]]) -> None:
+    def acknowledge_or_die(self: KeyedWorker, done: list[Call[Message]]) -> None:
         if any(dies("acknowledge", call.item) for call in done):
             raise SystemExit("before it acknowledged")
         acknowledge(self, done)
@@ -125,8 +125,8 @@ def test_results_are_there_once_when_workers_die(
         calls.append(int(message.data()))
         return message.data()
 
-    monkeypatch.setattr(OutputWorker, "publish", publish_or_die)
-    monkeypatch.setattr(OutputWorker, "acknowledge", acknowledge_or_die)
+    monkeypatch.setattr(KeyedWorker, "publish", publish_or_die)
+    monkeypatch.setattr(KeyedWorker, "acknowledge", acknowledge_or_die)
     options: dict[str, Any] = {"target_age_ms": 20, "upscale_delay_ms": 20, "downscale_delay_ms": 20, "output": output}
     with Workers(source, "s", handle, client=client, max_workers=3, concurrency=2, prefetch=20, **options) as pool:
         finish(client, source, pool)
@@ -221,7 +221,7 @@ def test_a_worker_ends_with_its_client(topics: tuple[Client, str, str]) -> None:
     async def later(message: Message) -> bytes:
         return message.data()
 
-    def ends(kind: type[OutputWorker], handler: Any) -> None:
+    def ends(kind: type[KeyedWorker], handler: Any) -> None:
         sender = CutOff(*client.owners(), (source, kind.__name__), [output])
         consumer = client.subscribe(source, kind.__name__, initial_position="earliest")
         worker = kind(consumer, handler, WorkersOptions(output=output, prefetch=1), sender)
@@ -231,8 +231,8 @@ def test_a_worker_ends_with_its_client(topics: tuple[Client, str, str]) -> None:
         eventually(lambda: worker.report().ended, f"a {kind.__name__} waits for ever")
         assert "the client is closed" in worker.report().error
 
-    ends(FunctionOutputWorker, lambda message: message.data())
-    ends(LoopOutputWorker, later)
+    ends(ThreadedWorker, lambda message: message.data())
+    ends(LoopWorker, later)
 
 
 def test_a_seek_back_repeats_no_result(topics: tuple[Client, str, str]) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from typing import Any, cast
+from unittest.mock import Mock
 
 from sluice.actors.messages import ClaimPool, PoolWanted, ReportPool
 from sluice.actors.messages.workers import MOST_POOL_STATUS, MOST_REASON
 from sluice.cluster.client.client import Client
-from sluice.cluster.workers.registry import KeeperCallbacks, PoolReporter
+from sluice.cluster.workers.keeper import PoolKeeper
+from sluice.cluster.workers.pool import status_of
+from sluice.cluster.workers.registry import PoolReporter
 from tests.cluster.helpers import eventually
 
 CLAIM = ClaimPool(
@@ -32,22 +35,23 @@ class FakeController:
         return PoolWanted(epoch=7, min_workers=4, max_workers=4, tails=True)
 
 
-def reporter(controller: FakeController, heard: list[PoolWanted]) -> PoolReporter:
-    callbacks = KeeperCallbacks(status=dict, tails=lambda: TAILS, on_wanted=heard.append, on_fenced=lambda: None)
-    return PoolReporter(cast(Client, controller), CLAIM, callbacks)
+def reporter(controller: FakeController) -> tuple[PoolReporter, Mock]:
+    keeper = Mock(PoolKeeper, **{"tails.return_value": TAILS, "status.return_value": status_of({"status": {}})})
+    return PoolReporter(cast(Client, controller), CLAIM, keeper, lambda: None), keeper
 
 
 def test_a_keeper_hears_with_its_claim_what_is_wanted() -> None:
     """Before it starts or ends a worker, as the numbers that it was made with may not hold any more."""
-    controller, heard = FakeController(), list[PoolWanted]()
-    assert reporter(controller, heard).claim() == 7
+    controller = FakeController()
+    reports, keeper = reporter(controller)
+    assert reports.claim() == 7
     assert controller.asked == [CLAIM]
-    assert [wanted.min_workers for wanted in heard] == [4]
+    keeper.limit.assert_called_once_with(4, 4)
 
 
 def test_the_end_of_a_pool_is_told_with_the_reason() -> None:
     controller = FakeController()
-    reports = reporter(controller, [])
+    reports, _ = reporter(controller)
     reports.claim()
     reports.start()
     reports.end("x" * MOST_REASON + "ValueError: never", 77)
@@ -61,7 +65,7 @@ def test_the_end_of_a_pool_is_told_with_the_reason() -> None:
 def test_last_lines_that_are_too_long_are_cut_in_front() -> None:
     """And not behind, where it would be no JSON any more."""
     controller = FakeController()
-    reports = reporter(controller, [])
+    reports, _ = reporter(controller)
     reports.start()
     eventually(lambda: any(getattr(asked, "tails", "") for asked in controller.asked), lambda: "")
     reports.end()

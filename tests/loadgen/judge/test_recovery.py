@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -263,7 +264,7 @@ def test_parts_cut_by_key_add_up_to_the_whole() -> None:
     parts = RecoveryTimes()
     for keys in ([1], [2], [3]):
         part = run.recover(faults, keys=keys)
-        parts.merge(RecoveryTimes.from_dict(part.to_dict()))
+        parts.merge(pickle.loads(pickle.dumps(part)))
     assert parts.takeovers(faults) == whole.takeovers(faults) == [Takeover(0, "dispatchers", 0, 1_900 * MS)]
     assert parts.deliveries == whole.deliveries
     assert parts.waiting == whole.waiting

@@ -161,6 +161,19 @@ def test_two_acts_are_one_numbering_at_intended_times(tmp_path: Path) -> None:
         assert paced[-1] == at + int((len(paced) - 1) / rate)
 
 
+def test_rows_of_a_user_come_in_two_acts(tmp_path: Path) -> None:
+    """The border is reckoned from the whole job, which the task cannot count; it lies within the second batch."""
+    job = replace(make_job(tmp_path), first_part=0.5, total=12, tasks=2)
+    at = job.clock.now() - 10_000_000  # past, so that no row waits for its time
+    Pace(2_000.0, at).write(job.pace)
+    batches = [pa.record_batch({"key": [b"a"] * count, "payload": [b"%d" % count] * count}) for count in (2, 4)]
+    (summary,) = publish_rows(job)(iter(batches))
+    assert summary.to_pylist()[0]["confirmed"] == 6
+    sent_at = history(job).column("sent_at").to_numpy()
+    assert (sent_at[:3] >= at + 10_000_000).all(), "the first act is sent as it comes"
+    assert sent_at[3:].tolist() == [at, at + 1_000, at + 2_000]
+
+
 def test_nothing_of_the_first_act_is_delayed(tmp_path: Path) -> None:
     """Throughput with delays would be that of the delays, and half of that would be the rate of the second act."""
     job = replace(make_job(tmp_path), first_part=0.5)
