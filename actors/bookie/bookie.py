@@ -1,6 +1,7 @@
 """The bookie: stores runs durably, and never claims more than it knows.
 
-See `fencing` for epochs and limbo, `journal` for the writing end of the journal, storage.format.journal for its bytes.
+See `known_ledgers` for epochs and limbo, `journal` for the writing end of the journal, storage.format.journal for its
+bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sluice.actors.ownership.ids import stay_above
 from sluice.actors.ports import Disk, DiskFailed, DiskFull, Ports
 from sluice.actors.ports.wire import Blob, Reply, Request
 from sluice.actors.runtime.actor import Actor, Outcome
-from sluice.actors.runtime.shared_future import SharedFuture, all_of
+from sluice.actors.runtime.waiting import SharedFuture, all_of
 from sluice.storage.errors import Conflict, Corrupt, Invalid, SluiceError, Unavailable
 from sluice.storage.format.frame import PREFIX_BYTES, Header, decode_head, head_size, payload_crc
 from sluice.storage.format.journal import Envelope, Kind

@@ -17,8 +17,7 @@ import msgpack
 import numpy as np
 from pyroaring import BitMap
 
-from sluice.actors.bookie.fencing import BookieLedger, FencingState
-from sluice.actors.bookie.segments import Segments
+from sluice.actors.bookie.known_ledgers import BookieLedger, FencingState, Segments
 from sluice.actors.ports import Disk
 from sluice.storage.errors import Corrupt, NotFound
 from sluice.storage.format.position import MAX_LEDGER

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from sluice.actors.bookie.settings import BookieSettings
 from sluice.actors.ports import Disk, DiskFailed, DiskFull
-from sluice.actors.runtime.shared_future import SharedFuture
+from sluice.actors.runtime.waiting import SharedFuture
 from sluice.storage.errors import InvariantViolation, Overloaded, Unavailable
 from sluice.storage.format.frame import Buffer
 from sluice.storage.format.journal import OVERHEAD, Envelope, Kind, encode_envelope, encode_mark

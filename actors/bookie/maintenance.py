@@ -19,7 +19,7 @@ from sluice.actors.bookie.journal import RESERVE, marks_name, segment_name, segm
 from sluice.actors.bookie.replay import scan_segment
 from sluice.actors.bookie.store import REBUILD, BookieStore
 from sluice.actors.ports import DiskFull
-from sluice.actors.runtime.shared_future import SharedFuture, all_of
+from sluice.actors.runtime.waiting import SharedFuture, all_of
 from sluice.storage.errors import Corrupt, NotFound, Overloaded, Unavailable
 from sluice.storage.format.frame import decode_frame
 from sluice.storage.format.journal import Envelope, Kind

@@ -20,14 +20,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from sluice.actors.consumer.lease import Lease
-from sluice.actors.consumer.long_poll import LongPoll
 from sluice.actors.consumer.roster import Roster
+from sluice.actors.consumer.session import Lease, LongPoll
 from sluice.actors.messages import Heartbeat, HeartbeatAnswer
 from sluice.actors.messages.limits import MOST_BEATS
-from sluice.actors.ownership.ownership_proof import process_of
+from sluice.actors.ownership.fenced_record import process_of
 from sluice.actors.ports import Address, Ports, Unknown
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import SluiceError
 
 FRACTION = 4

@@ -17,18 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from sluice.actors.consumer.acknowledgements import Acknowledgements, LostAcks, report_losses
 from sluice.actors.consumer.client_batches import BatchAcks
 from sluice.actors.consumer.config import ConsumerCallbacks, ConsumerConfig
 from sluice.actors.consumer.heartbeats import SessionHeartbeat
-from sluice.actors.consumer.lease import Lease
 from sluice.actors.consumer.leaving import HandingOver, Leaving
-from sluice.actors.consumer.long_poll import LongPoll
 from sluice.actors.consumer.negative_acks import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST, NegativeAcksTracker, PendingNack
 from sluice.actors.consumer.payload import Payloads
 from sluice.actors.consumer.payload_fetcher import PayloadFetcher
 from sluice.actors.consumer.revocations import Revocations
-from sluice.actors.consumer.unacked_messages import Received, UnackedMessageTracker
+from sluice.actors.consumer.session import Lease, LongPoll
+from sluice.actors.consumer.unacked_messages import (
+    Acknowledgements,
+    LostAcks,
+    Received,
+    UnackedMessageTracker,
+    report_losses,
+)
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import (
     NO_COUNTS,
@@ -42,10 +46,9 @@ from sluice.actors.messages import (
     RedeliverUnacknowledged,
 )
 from sluice.actors.ports import Address, Clock, Ports, Unknown
-from sluice.actors.runtime.backoff import Backoff
+from sluice.actors.runtime.asking import Backoff
 from sluice.actors.runtime.gc_pressure import CLIENT, LET_GO
-from sluice.actors.runtime.shared_future import SharedFuture, carry_through
-from sluice.actors.runtime.signal import Signal, SignalTask
+from sluice.actors.runtime.waiting import SharedFuture, Signal, SignalTask, carry_through
 from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
 from sluice.storage.format.batch import LAST_TIME
 from sluice.storage.format.position import Positions
@@ -555,7 +558,7 @@ class PartitionConsumer:
             self._queued -= len(trimmed)
             self.acknowledge_positions(trimmed)
         for came in messages:
-            for received in self._callbacks.divide(came):
+            for received in self._callbacks.divide(came) if "pulsar" in came.schema.names else (came,):
                 self._holding.add(received)
                 self._callbacks.on_received(received)
 

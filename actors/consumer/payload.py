@@ -31,8 +31,8 @@ from sluice.actors.messages import NO_ROWS, Part, PayloadRead, ReadPayload, RunI
 from sluice.actors.messages.limits import KEPT_MS
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob, owned
-from sluice.actors.runtime.backoff import Backoff
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.asking import Backoff
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Corrupt, Fenced, NotFound, Overloaded, Unavailable
 from sluice.storage.format.batch import StoredBatch, decode_body, rows_of_body
 from sluice.storage.format.frame import Run, index_columns, payload_crc

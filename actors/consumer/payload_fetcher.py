@@ -19,7 +19,7 @@ from sluice.actors.consumer.unacked_messages import LazyBatch, Received
 from sluice.actors.messages import NO_POSITIONS, Part
 from sluice.actors.messages.limits import MAX_ANSWER_BYTES
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.signal import CancellableWait, Signal, SignalTask
+from sluice.actors.runtime.waiting import CancellableWait, Signal, SignalTask
 from sluice.storage.format.position import Positions, positions_of
 
 INBOX_BYTES = MAX_ANSWER_BYTES

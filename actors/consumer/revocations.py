@@ -25,7 +25,7 @@ from sluice.actors.consumer.payload_fetcher import PayloadFetcher
 from sluice.actors.consumer.unacked_messages import FirstOfKeys, UnackedMessageTracker
 from sluice.actors.messages import NO_COUNTS, Revocation
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.format.batch import order_keys
 from sluice.storage.format.position import Positions
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from sluice.actors.consumer.lease import NEVER, Lease
-from sluice.actors.consumer.long_poll import LongPoll
+from sluice.actors.consumer.session import NEVER, Lease, LongPoll
 
 
 class Enlisted(Protocol):

@@ -27,7 +27,7 @@ from sluice.actors.controller.supervisor import OWNERS, Supervisor
 from sluice.actors.messages import DrainNode, NodeDrain
 from sluice.actors.policies.policy_records import decoded
 from sluice.actors.ports import Node, Places, Ports
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Conflict, Corrupt, Invalid, NotFound, SluiceError, Unavailable
 
 LOOK_MS = 500

@@ -13,9 +13,9 @@ from typing import Any
 
 from sluice.actors.controller.crash_loop_detector import CrashLoopDetector
 from sluice.actors.controller.start_order import Start
-from sluice.actors.ownership.ownership_proof import process_of
+from sluice.actors.ownership.fenced_record import process_of
 from sluice.actors.ports import Address
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 
 NOWHERE = ""
 SERVED = "served"

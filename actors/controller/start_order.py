@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sluice.actors.ports import Ports, Timer
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import SluiceError
 
 AT_ONCE = 128

@@ -24,10 +24,10 @@ from sluice.actors.controller.bookie_failure_detector import LOST_AFTER_MS, Book
 from sluice.actors.controller.running import NOWHERE, SERVED, Running, RunningActors, key_of
 from sluice.actors.controller.start_order import Start, StartOrder
 from sluice.actors.messages import Alive, Ping
-from sluice.actors.ownership.ownership_proof import process_of
+from sluice.actors.ownership.fenced_record import process_of
 from sluice.actors.ports import Address, Places, Ports, Unknown
 from sluice.actors.runtime.host import why_ended
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Corrupt, Fenced, Invalid, NotFound, SluiceError, Unavailable
 
 PING_MS, PING_TIMEOUT, MISSES = 500, 1_500, 3

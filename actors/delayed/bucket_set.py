@@ -13,7 +13,7 @@ from collections.abc import Callable
 from sluice.actors.delayed.manifest import ManifestStore
 from sluice.actors.delayed.objects import BucketObjects, Key
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.delayed.core import DelayedCore
 from sluice.storage.delayed.entries import END, Bound, Entries, concat
 from sluice.storage.delayed.live import Bucket, BucketState

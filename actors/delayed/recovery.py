@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sluice.actors.delayed.bucket_set import BucketSet
-from sluice.actors.runtime.signal import Signal
 from sluice.actors.runtime.store_attempts import REFUSALS
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.delayed.bucket import BucketHeader, restore_bitmaps
 from sluice.storage.delayed.index import PositionIndex
 from sluice.storage.delayed.live import Bucket, first_live_segment

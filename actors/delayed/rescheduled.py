@@ -17,7 +17,7 @@ from sluice.actors.delayed.tracker import DelayedTracker
 from sluice.storage.delayed.browse import Slot, histogram
 from sluice.storage.delayed.changes import DelayChanges
 from sluice.storage.delayed.core import DelayedCore, tracked
-from sluice.storage.delayed.entries import END, Entries, Mask, Times
+from sluice.storage.delayed.entries import EMPTY, END, Entries, Mask, Times
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.hashing import Hashes
 from sluice.storage.format.position import Positions
@@ -145,9 +145,10 @@ class RescheduledTracker:
     def trim(self, mark_delete: int) -> None:
         """Everything at or below this position is done."""
         self._inner.trim(mark_delete)
-        if len(self._moved.index):
+        if self._moved is not _NONE and len(self._moved.index):
             self._moved.forget_range(0, mark_delete + 1)
-        self._changes.passed(mark_delete)
+        if self._changes.moved is not EMPTY:
+            self._changes.passed(mark_delete)
 
     async def clear(self) -> None:
         """Forget waiting messages. New due times stay, because a seek back reads those messages again."""
@@ -179,7 +180,7 @@ class RescheduledTracker:
         self._inner.undelayed()
 
     def count(self) -> int:
-        return self._inner.count() + len(self._moved.index)
+        return self._inner.count() + (0 if self._moved is _NONE else len(self._moved.index))
 
     def memory_bytes(self) -> int:
         """About what both occupy in memory."""

@@ -39,7 +39,7 @@ from sluice.actors.delayed.memory import InMemoryTracker
 from sluice.actors.delayed.tracking import WAITING_MOST
 from sluice.actors.messages import SubscriptionSettings
 from sluice.actors.ports import Address
-from sluice.actors.runtime.shared_future import SharedFuture
+from sluice.actors.runtime.waiting import SharedFuture
 from sluice.storage.delayed.browse import Slot
 from sluice.storage.delayed.core import which_wait
 from sluice.storage.delayed.entries import Mask, Times

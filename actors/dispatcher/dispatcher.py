@@ -5,7 +5,7 @@ concerns. The parts know nothing of the actor. Each is given the `context` whole
 What is decided where:
 
 * who may get which message now: `actors.key_shared` (the core), with the order sentinel at its exit;
-* what is done: `ack_handler` and `storage.format.cursor`, made durable by `store`;
+* what is done: `ack_handler` and `storage.format.cursor`, made durable by `CursorStore`;
 * what is not due yet: `actors.delayed`, and `due`;
 * what comes next from the log: `reader`;
 * who is attached, and until when: `membership`, carried out by `consumers`, `leases` and `grace`;
@@ -227,7 +227,8 @@ class Dispatcher(Actor):
         return Done()
 
     async def on_poll(self, request: Poll) -> Delivery:
-        await self.parts.grace.asks(request.session)
+        if self.parts.grace.newcomers:
+            await self.parts.grace.asks(request.session)
         return await self.parts.deliverer.poll(request)
 
     async def on_heartbeat(self, request: Heartbeat) -> HeartbeatAnswer:
@@ -367,7 +368,7 @@ class Components:
         self.leases = Leases(context)
         self.grace = ReconnectGrace(context, self.leases)
         self.consumers = Consumers(context, self.leases, self.grace)
-        self.parked = ParkedKeys(context, ack_handler)
+        self.parked, self._sets_aside = ParkedKeys(context, ack_handler), context.core.parking.on
         self.deliverer = DispatchLoop(context, self.reader, ack_handler, self.leases, self._look_at_failed)
         self.redelivery = Redelivery(context, ack_handler)
         self.due = DueMessages(context, self.reader)
@@ -455,7 +456,8 @@ class Components:
         """Take care of messages that failed for good; called after every dispatch."""
         if self.context.core.has_dead_letters():
             self.dead_letters.wake()
-        self.parked.examine()
+        if self._sets_aside:
+            self.parked.examine()
 
 
 def _skipped(moved: tuple[int, int]) -> Skipped:

@@ -7,7 +7,6 @@ subscription is and which consumers were attached; `leases` decides which of the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,8 @@ from sluice.actors.dispatcher.delivery.progress import ProgressReporter, epoch_o
 from sluice.actors.dispatcher.delivery.redelivery import RecordedRedeliveries
 from sluice.actors.dispatcher.delivery.redelivery_clock import RedeliveryClock
 from sluice.actors.dispatcher.delivery.sessions import Sessions, first_session
-from sluice.actors.dispatcher.delivery.store import CursorStore
 from sluice.actors.dispatcher.delivery.subscription import (
+    CursorStore,
     PartitionSubscription,
     Recorded,
     SubscriptionState,
@@ -106,12 +105,13 @@ async def take_over(
     )
     changed_delays = ChangedDelays(ports, identity, epoch, state.cursor, fresh=fresh)
     places = RecordedPlaces(ports, core, state.settings)
+    parked = RecordedParkedKeys(core, state.cursor)
     clock = RedeliveryClock(ports, core)
     recorded: list[Recorded] = [
         clock,
         RecordedRedeliveries(ports, core, clock),
         changed_delays,
-        RecordedParkedKeys(core, state.cursor),
+        parked,
         places,
         history,
     ]
@@ -119,7 +119,9 @@ async def take_over(
         for part in recorded:
             with reading(f"{part.field} in the record of a subscription"):
                 await part.load(value.get(part.field))
-    snapshot = partial(_snapshot, state, recorded)
+    # What the settings keep empty no version of the record asks.
+    used = {parked.field: core.parking.on, places.field: core.ring.keeps_places}
+    snapshot = partial(state.contents, [part for part in recorded if used.get(part.field, True)])
     await record.save(snapshot())
     reporter = ProgressReporter(ports, topic, identity, epoch, state)
     await reporter.introduce()
@@ -141,7 +143,7 @@ async def take_over(
         ports,
         record,
         snapshot,
-        lambda: state.cursor.mark_delete,
+        state.mark_delete,
         sessions.behind,
         ownership.end,
         state.membership.trust_ms,
@@ -182,12 +184,6 @@ async def _looked_up(
     if isinstance(value, BaseException):
         raise value
     return value, indexed
-
-
-def _snapshot(state: SubscriptionState, recorded: Iterable[Recorded]) -> dict[str, Any]:
-    """Return the present contents of the record."""
-    fields = {part.field: part.to_record() for part in recorded}
-    return state.to_record() | {field: value for field, value in fields.items() if value is not None}
 
 
 def _initial_cursor(ends: Ends, settings: SubscriptionSettings) -> Cursor:

@@ -4,7 +4,6 @@ A plain synchronous object. It knows positions and hashes, never payloads; it do
 milliseconds). The dispatcher actor feeds it and carries out what `route` says. The parts:
 
     dispatch_state   the state that several operations need, and its transitions
-    position_table   rows by position: what the window and the parked messages have in common
     window           the messages that are read and not done, by column, each in one state
     tables           owner, holder, pending and replayed by hash; draining is derived from them
     members          consumers, permits, limits
@@ -13,11 +12,10 @@ milliseconds). The dispatcher actor feeds it and carries out what `route` says. 
     dispatch_pass    one pass of the dispatch
     assignments      the messages that it sends to each consumer, by column
     hash_assignments consumers join and leave, and their hashes move
-    arrivals         messages come: read forward, due, or named by a consumer that holds them
+    window_ends      messages come: read forward, due, or named by a consumer that holds them; messages are done
     claims           messages that consumers hold from before a change of owner
-    delays           times at which messages that were given back with a delay may go out again
-    acks, nacks      messages are done, or given back (`carried_redeliveries`: also before they are read)
-    revocation       messages that are given back keep their place (nack_order=key)
+    nacks            messages are given back, and keep their place with nack_order=key
+    given_back       their counts before they are read, and when they may go out again
     parking          keys that wait for a decision
     parked_messages  the messages of these keys, in a table of their own
     sentinel         checks every delivery against the promises, from its own books
@@ -35,11 +33,10 @@ import numpy.typing as npt
 from sluice.actors.key_shared.observe import explain, heaviest, snapshots, stats, what_if
 from sluice.actors.key_shared.observe.check import check
 from sluice.actors.key_shared.observe.heaviest import Heaviest
-from sluice.actors.key_shared.observe.waiting import WaitingMessages, positions_of, reads_not_because, waiting
-from sluice.actors.key_shared.state import arrivals, hash_assignments, nacks, parking, revocation
-from sluice.actors.key_shared.state.acks import acknowledge, acknowledge_all, remove
+from sluice.actors.key_shared.observe.waiting import WaitingMessages, positions_of, waiting
+from sluice.actors.key_shared.state import hash_assignments, nacks, parking, window_ends
 from sluice.actors.key_shared.state.assignments import Assignments
-from sluice.actors.key_shared.state.dispatch_pass import route, would_send
+from sluice.actors.key_shared.state.dispatch_pass import reads_not_because, route, would_send
 from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.hash_assignments import NEW, HashRangeAssignments, JoinAs
 from sluice.actors.key_shared.state.history import History, take_events
@@ -47,6 +44,7 @@ from sluice.actors.key_shared.state.members import AttachedConsumer
 from sluice.actors.key_shared.state.selectors import Range
 from sluice.actors.key_shared.state.tables import HashTables
 from sluice.actors.key_shared.state.window import DEAD, FRESH, NO_SLOT, PENDING, Mask, Reduced
+from sluice.actors.key_shared.state.window_ends import acknowledge, acknowledge_all, remove
 from sluice.actors.messages import NO_POSITIONS, Event, SubscriptionSettings
 from sluice.storage.format.hashing import Hashes
 from sluice.storage.format.position import Positions
@@ -150,7 +148,7 @@ class KeySharedDispatcher:
         core = self._core
         member = core.members.by_number.get(consumer)
         if member is not None:
-            arrivals.bring(core, member, positions, hashes)
+            window_ends.bring(core, member, positions, hashes)
 
     def holds(self, positions: Positions) -> Mask:
         """Return which positions (int64, ascending) are in the window or parked."""
@@ -238,7 +236,7 @@ class KeySharedDispatcher:
         appended: when the topic confirmed them (ms, 0 if unknown); waits are counted, and nothing is decided by it.
         Raises InvariantViolation if the positions do not follow.
         """
-        arrivals.append(self._core, positions, hashes, delayed, appended)
+        window_ends.append(self._core, positions, hashes, delayed, appended)
 
     def reach(self, position: int) -> None:
         """Note that the log was read up to here; messages that did not come to `append` are done or delayed."""
@@ -253,7 +251,7 @@ class KeySharedDispatcher:
         """
         if now is not None:
             self._state.at(now)
-        arrivals.due(self._core, positions, hashes)
+        window_ends.due(self._core, positions, hashes)
 
     # -- consumers --------------------------------------------------------------------------------------------------
 
@@ -487,11 +485,11 @@ class KeySharedDispatcher:
     def take_revoked(self, consumer: int) -> Positions:
         """Take the messages that a consumer must give back and was not asked for yet (int64, ascending)."""
         member = self._core.members.by_number.get(consumer)
-        return NO_POSITIONS if member is None else revocation.take_revoked(self._core, member)
+        return NO_POSITIONS if member is None else nacks.take_revoked(self._core, member)
 
     def overtook(self, positions: Positions) -> Positions:
         """Return which of these the application had before an earlier message of their key came again; ascending."""
-        return revocation.overtook(self._core, positions)
+        return nacks.overtook(self._core, positions)
 
     def reduce(self, masked: Hashes) -> Reduced:
         """Return masked hashes as this subscription's selector sees them, uint16."""

@@ -24,8 +24,7 @@ from sluice.actors.ledger.record import (
     unpack_record,
 )
 from sluice.actors.messages import TopicSettings
-from sluice.actors.ownership.fenced_record import FencedRecord
-from sluice.actors.ownership.ownership_proof import OwnershipProof
+from sluice.actors.ownership.fenced_record import FencedRecord, OwnershipProof
 from sluice.actors.ports import Ports
 from sluice.storage.errors import Corrupt, Fenced
 

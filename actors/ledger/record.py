@@ -8,11 +8,23 @@ a ledger, what was trimmed, which subscriptions must be waited for. Runs themsel
 A ledger is OPEN while its writer lives, IN_RECOVERY from the moment a new owner appears, CLOSED when its last entry
 is settled. A fragment names the bookies from `first_run` on, until the next fragment begins. All structs are
 immutable: a change makes a new record, and it is ours only once its version was created.
+
+**Quorums.** A ledger's ensemble has E bookies; every run is written to Qw of them and confirmed by Qa. The unit that is
+striped is the *run* (one append): run i goes to the Qw slots that start at i mod E. Three numbers follow:
+
+* a run is confirmed when Qa members of its write set have it on disk;
+* a writer is shut out when (E - Qa) + 1 bookies of the ensemble refuse it, because then fewer than Qa are left to
+  it, whichever write set it tries;
+* a run was certainly never confirmed when (Qw - Qa) + 1 members of its write set say explicitly that they do not
+  have it *and never will from that writer* (the question fences, BK1): then fewer than Qa can have it.
+
+Silence, damage and time-outs count for nothing in any of the three.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
@@ -20,10 +32,45 @@ from typing import Any
 import msgpack
 import msgspec
 
-from sluice.actors.ledger.quorum import Quorum
 from sluice.actors.messages import TopicSettings
-from sluice.storage.errors import Corrupt, InvariantViolation
+from sluice.storage.errors import Corrupt, Invalid, InvariantViolation
 from sluice.storage.format.position import EARLIEST, position
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """Sizes of ensemble, write quorum and ack quorum. Raises Invalid unless E >= Qw >= Qa >= 1."""
+
+    ensemble: int
+    write: int
+    ack: int
+
+    def __post_init__(self) -> None:
+        if not self.ensemble >= self.write >= self.ack >= 1:
+            raise Invalid(
+                f"ensemble {self.ensemble} >= write quorum {self.write} >= ack quorum {self.ack} >= 1 does not hold"
+            )
+
+    @property
+    def fence_answers(self) -> int:
+        """How many bookies of an ensemble must be fenced before the old writer is certainly shut out."""
+        return self.ensemble - self.ack + 1
+
+    @property
+    def missing_answers(self) -> int:
+        """How many explicit "no such run" prove that a run was never confirmed."""
+        return self.write - self.ack + 1
+
+    def write_set(self, run: int, bookies: Sequence[str]) -> tuple[str, ...]:
+        """The bookies of an ensemble that store a run, in order of their slots."""
+        first = run % self.ensemble
+        ring = tuple(bookies)
+        return (ring + ring)[first : first + self.write]
+
+    def stored_in(self, slot: int, run: int) -> bool:
+        """Whether a slot of the ensemble belongs to the write set of a run."""
+        return (slot - run) % self.ensemble < self.write
+
 
 FORMAT = 1
 WITH_HISTORY = 2

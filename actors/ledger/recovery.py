@@ -29,8 +29,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from sluice.actors.ledger.quorum import Quorum
-from sluice.actors.ledger.record import Fragment, LedgerRecord
+from sluice.actors.ledger.record import Fragment, LedgerRecord, Quorum
 from sluice.storage.errors import Corrupt
 
 

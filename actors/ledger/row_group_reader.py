@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.signal import Signal
 from sluice.actors.runtime.store_attempts import attempt
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Corrupt, NotFound
 from sluice.storage.history.checked_parquet import CheckedFooter
 

@@ -1,6 +1,6 @@
 """Wakes the owners of a process that rest when one of them may have been replaced.
 
-What an owner that rests must look at is in the proof of its process (`actors.ownership.ownership_proof`): as long as no
+What an owner that rests must look at is in the proof of its process (`actors.ownership.fenced_record`): as long as no
 notice comes, nobody has taken what any of them owns. So thousands of them have one timer together. While the proof is
 young and no notice has come, it wakes nobody. One of them is woken to look for a notice when the proof is older than
 YOUNG_MS, and all of them when one has come: each then looks at its own record, so they are woken over SPREAD_MS.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 
-from sluice.actors.ownership.ownership_proof import OwnershipProof
+from sluice.actors.ownership.fenced_record import OwnershipProof
 from sluice.actors.ports import Ports
 
 LOOK_MS = 1_000

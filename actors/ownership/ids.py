@@ -25,7 +25,7 @@ from __future__ import annotations
 import msgpack
 
 from sluice.actors.ports import Meta, Ports, Version
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Corrupt
 
 LEDGER_IDS = "ids/ledger"

@@ -18,7 +18,7 @@ from sluice.actors.placement.candidates import keep_candidates
 from sluice.actors.placement.placement import Placed, Placement
 from sluice.actors.placement.slots import STANDBY, HostProcess, is_broker, is_gateway, stem
 from sluice.actors.ports import Address, Introduction, Node, Ports, Processes, Unknown
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Corrupt, SluiceError, Unavailable
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
-from sluice.actors.ownership.ownership_proof import newest_version
+from sluice.actors.ownership.fenced_record import newest_version
 from sluice.actors.policies.authorization import Authorization, KnownRights, Wish, refusal
 from sluice.actors.policies.namespaces import tenant_in
 from sluice.actors.policies.permissions import grants_in
@@ -25,7 +25,7 @@ from sluice.actors.policies.policy_records import (
 )
 from sluice.actors.policies.policy_records import of_topic as record_of_topic
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import SluiceError
 
 LOOK_MS = 300

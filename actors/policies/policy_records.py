@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from sluice.actors.ownership.fenced_record import newest_version
 from sluice.actors.ownership.names import namespace_of
-from sluice.actors.ownership.ownership_proof import newest_version
 from sluice.actors.ports import Clock, Meta, Records
 from sluice.storage.errors import Corrupt, Unavailable
 

@@ -26,8 +26,7 @@ from sluice.actors.ports import Address, Ports, Timer, Unknown
 from sluice.actors.ports.wire import Blob
 from sluice.actors.producer.batches import Outgoing
 from sluice.actors.runtime.asking import ask
-from sluice.actors.runtime.shared_future import SharedFuture
-from sluice.actors.runtime.shared_timers import SharedTimers
+from sluice.actors.runtime.waiting import SharedFuture, SharedTimers
 from sluice.storage.errors import Invalid, SluiceError
 from sluice.storage.format.batch import MAX_RUN_MESSAGES, StoredBatch, has_keyed_delay, joined
 from sluice.storage.format.frame import MAX_NAMES_BYTES, MAX_SEGMENTS, Run, make_run

@@ -16,7 +16,7 @@ from sluice.actors.messages import SubscriptionSettings
 from sluice.actors.ports import DiskFailed, DiskFull, Ports
 from sluice.actors.recorder.flight_file import EVERY_MS, HEADER, RecordedCalls, RecordedSubscription, pack
 from sluice.actors.recorder.recorded import RecordedDecisions, Recording, RecordingRoom
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Unavailable
 
 KEPT_MS = 3_600_000

@@ -21,7 +21,7 @@ import msgspec
 from sluice.actors import messages
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Reply, Request
-from sluice.actors.runtime.shared_future import SharedFuture
+from sluice.actors.runtime.waiting import SharedFuture
 from sluice.storage.errors import Invalid, SluiceError
 from sluice.storage.format.frame import NEWEST
 

@@ -70,8 +70,7 @@ from sluice.actors.messages import (
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob
 from sluice.actors.runtime.actor import Actor, Outcome
-from sluice.actors.runtime.shared_future import SharedFuture
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import SharedFuture, Signal
 from sluice.actors.topic.background.maintenance import TopicMaintenance
 from sluice.actors.topic.partition.admission import Admission
 from sluice.actors.topic.partition.amounts import backlog_bytes, bytes_behind, first_waiting, weighs_at_most

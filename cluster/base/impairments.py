@@ -27,6 +27,8 @@ class Impairments:
         self.felt: dict[str, int] = {}
         self.clock_leapt = False
         """Whether `wall_clock` differs from its argument: each message that is sent looks at the clock."""
+        self.disk_slowed = False
+        """Whether `before_sync` waits: each group of messages that is stored looks at this."""
         self._amounts = {SLOW_DISK: 0, CLOCK_JUMP: 0}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -50,6 +52,7 @@ class Impairments:
     def _set(self, kind: str, amount: int) -> None:
         self._amounts[kind] = amount
         self.clock_leapt = bool(self._amounts[CLOCK_JUMP])
+        self.disk_slowed = bool(self._amounts[SLOW_DISK])
 
     def wall_clock(self, now: int) -> int:
         """Return the time that the clock shows when it is `now`, both in milliseconds."""

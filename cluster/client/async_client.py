@@ -50,7 +50,7 @@ from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Request
 from sluice.actors.producer.producer import Entrance, PartitionProducer, ProducerConfig
 from sluice.actors.producer.waves import Waves
-from sluice.actors.runtime.signal import CancellableWait
+from sluice.actors.runtime.waiting import CancellableWait
 from sluice.cluster.base.loop import CLOSED, Home, NoReplyInTime, within
 from sluice.cluster.base.own_process import OfThisProcess
 from sluice.cluster.base.real import RealClock, StructuredLog, Tasks, TroubleLog, make_rng

@@ -22,15 +22,14 @@ from typing import Any, Generic, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sluice.actors.consumer.acknowledgements import report_losses
 from sluice.actors.consumer.chunks import MessageChunk
 from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.revocations import TakingBack
-from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.consumer.unacked_messages import Received, report_losses
 from sluice.actors.messages import Event
+from sluice.cluster.base import tracing
 from sluice.cluster.base.loop import Home, NoReplyInTime, call_user, within
 from sluice.cluster.base.own_process import OfThisProcess
-from sluice.cluster.base.tracing import traced_receive
 from sluice.cluster.client.chunk_joiner import ChunkJoiner
 from sluice.cluster.client.message import Batch, Message, MessageId
 from sluice.cluster.client.options import ConsumerOptions
@@ -268,7 +267,8 @@ class ConsumerCore(OfThisProcess, Generic[V]):
         return consumer
 
     def _traced(self, message: Message[V]) -> Message[V]:
-        return traced_receive(message, self.options.subscription) if self.traces else message
+        traced = self.traces and tracing.ACTIVE is not None
+        return tracing.traced_receive(message, self.options.subscription) if traced else message
 
     def _took(self, consumer: PartitionConsumer, part: Received) -> None:
         """A part was taken from the queue, and its permits are free now."""

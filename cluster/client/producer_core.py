@@ -6,8 +6,7 @@ containers by the same calls; they differ in how a caller waits for room, for an
 **Single messages become columns by accumulation.** `send_async` adds a message to the open container and returns. The
 container is closed, and goes out as one batch, at once when nothing of this producer is in flight, else as soon as
 anything in flight was confirmed, and at the latest after `batching_max_publish_delay_ms`, at `batching_max_messages` or
-`batching_max_allowed_size_in_bytes` (Pulsar's names and defaults). So one message alone waits for nothing, and many
-share the cost of one.
+`batching_max_allowed_size_in_bytes` (Pulsar's names and defaults). So a lone message does not wait; many share a cost.
 
 **Order** is that of the calls: what goes out is queued under the lock, and sequences are given on the loop's thread in
 the order of that queue.
@@ -32,7 +31,7 @@ from sluice.actors.consumer.chunks import MOST_BYTES
 from sluice.actors.ports import Ports
 from sluice.actors.producer.batches import Outgoing, cut, split
 from sluice.actors.producer.producer import PartitionProducer, Repartitioned
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.cluster.base import tracing
 from sluice.cluster.base.loop import Home, call_user
 from sluice.cluster.base.own_process import OfThisProcess
@@ -181,7 +180,8 @@ class ProducerCore(OfThisProcess, Generic[S]):
         deliver_at = deliver_at if deliver_after is None else due_after(now, deliver_after)
         properties, ordering_key = named(delay_id, properties, partition_key, ordering_key)
         pieces = self._pieces(payload, deliver_at)
-        properties, callback = tracing.traced_message(self, payload, properties, callback)
+        if tracing.ACTIVE is not None:
+            properties, callback = tracing.traced_message(self, payload, properties, callback)
         with self._room:
             self._check_open()
             if deliver_at is not None:
@@ -190,8 +190,7 @@ class ProducerCore(OfThisProcess, Generic[S]):
             gathered = self._open
             if gathered is None:
                 gathered = self._open = self._new_container()
-            container = gathered.container
-            before = container.size
+            container, before = gathered.container, gathered.container.size
             try:
                 sent = gathered.add(
                     pieces,

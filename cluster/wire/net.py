@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from sluice.actors.ports import Address, Timer, Unknown
 from sluice.actors.ports.wire import Blob, Packed, Reply, Request, is_value, pack
 from sluice.actors.runtime.host import Answer, Message, OnAnswer, opened, outcome_of
-from sluice.actors.runtime.shared_timers import SharedTimers
+from sluice.actors.runtime.waiting import SharedTimers
 from sluice.cluster.base.real import SHARED_CONTEXT, RealClock, StructuredLog
 from sluice.cluster.node.environment import CONTROLLER_HOST, NAMESPACE, is_controller_host, own_address
 from sluice.cluster.wire.controller_search import ControllerSearch
@@ -260,7 +260,9 @@ class DirectNet:
         return blob.data
 
     def rows_from(self, to: Address) -> int:
-        return CUT_FROM if self._peers.is_far(to.partition("/")[0]) else 0
+        local, host = self._local, to.partition("/")[0]
+        here = local is not None and host == local.name
+        return CUT_FROM if not here and self._peers.is_far(host) else 0
 
     def part(self, host: str) -> None:
         """Forget how a process is reached: the next call asks where it is."""

@@ -14,7 +14,7 @@ from pyroaring import BitMap
 from sluice.storage.delayed.entries import EMPTY, Entries, Mask, Times, concat
 from sluice.storage.delayed.index import PositionIndex
 from sluice.storage.errors import Corrupt, Invalid
-from sluice.storage.format.checksummed import seal, unseal
+from sluice.storage.format.cursor import seal, unseal
 from sluice.storage.format.packed_ints import narrow, wide
 from sluice.storage.format.position import MAX_LEDGER, Positions, position
 

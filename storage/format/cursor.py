@@ -21,23 +21,25 @@ of the mark-delete position is found by galloping over range cardinalities, with
 
 The encoding is `magic, CRC32C, msgpack [version, mark-delete, chain, [ledger, bitmap] ...]`. Its size follows the
 number of holes: 12 bytes and a little for a subscription in order, about half a byte a hole for a million of them.
+The other records of a subscription begin in the same way, with their kind and a checksum (`seal`).
 """
 
 from __future__ import annotations
 
+import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import google_crc32c
 import msgpack
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
 from sluice.storage.errors import Corrupt, Invalid, InvariantViolation
-from sluice.storage.format.checksummed import seal, unseal
 from sluice.storage.format.position import (
     EARLIEST,
     ENTRY_BITS,
@@ -49,6 +51,25 @@ from sluice.storage.format.position import (
     positions_of,
     split_by_ledger,
 )
+
+_HEAD = struct.Struct("<4sI")
+
+
+def seal(magic: bytes, body: bytes) -> bytes:
+    """The body behind its kind (4 bytes) and its CRC32C."""
+    return _HEAD.pack(magic, google_crc32c.value(body)) + body
+
+
+def unseal(magic: bytes, data: bytes, what: str) -> bytes:
+    """The body back. Raises Corrupt, which names `what` it should have been."""
+    if len(data) < _HEAD.size:
+        raise Corrupt(f"{what} is cut off")
+    kind, crc = _HEAD.unpack_from(data)
+    body = bytes(data[_HEAD.size :])
+    if kind != magic or google_crc32c.value(body) != crc:
+        raise Corrupt(f"{what}'s checksum does not fit")
+    return body
+
 
 Mask = npt.NDArray[np.bool_]
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.storage.errors import Corrupt, Invalid
-from sluice.storage.format.checksummed import seal, unseal
+from sluice.storage.format.cursor import seal, unseal
 from sluice.storage.format.packed_ints import narrow, wide
 from sluice.storage.format.position import Positions
 

@@ -11,14 +11,23 @@ statements, and takes 22 in four. So a group goes in whole, and only if one of i
 
 **Going back in time.** Every change has a number, given by AUTOINCREMENT. SQLite drops what stands behind damage in its
 log without a word, so the log is looked through before SQLite sees it (`storage.stores.sqlite_log`); and a witness
-beside the file knows the number of the last confirmed change (`storage.stores.sqlite_witness`), so a file that knows
-less is refused.
+beside the file knows the number of the last confirmed change (`Witness`), so a file that knows less is refused.
 
 **Locks.** Closing any descriptor of a file ends all locks that the process has on it, also those of SQLite's own open
 connections; then another process that leaves takes the log away from beneath them. So an existing file is never opened
 and closed here beside SQLite.
 
 Never put the file on a network file system: SQLite's locks do not hold there. Several machines use S3.
+
+**The witness.** SQLite's log cannot say that its end was cut off: that looks as after a crash. So a process that has
+committed a change writes its number into the witness, after the sync and before it reports the change to
+anybody. The witness itself is not synced. The witness outlives the end of the process. A loss of power may leave it a
+few seconds behind, and it is never ahead of the durable changes. So a file that knows less than its witness has gone
+back in time for certain, and must not be used as if nothing had happened.
+
+Each process writes a slot of its own, chosen by its id, and the highest of the slots counts: two processes that commit
+in turn and write in another turn take nothing back. A slot that is torn or damaged says nothing. There is room for
+everything from the beginning, so a full disk stops no slot from being written.
 """
 
 from __future__ import annotations
@@ -28,6 +37,7 @@ import os
 import random
 import shutil
 import sqlite3
+import struct
 import tempfile
 import threading
 import time
@@ -41,7 +51,6 @@ from sluice.storage.stores.limits import check_name, check_prefix, check_value
 from sluice.storage.stores.metadata import KEEP, NewVersion, Record, probe_versions
 from sluice.storage.stores.objects import make_private
 from sluice.storage.stores.sqlite_log import check_log
-from sluice.storage.stores.sqlite_witness import Witness, highest_seen, witness_of
 
 CHECKED_BYTES = 16 * 1024 * 1024
 """A file up to this size is looked through as a whole when it is opened, which takes some tens of milliseconds."""
@@ -362,3 +371,56 @@ def _state(path: Path, log: Path) -> tuple[tuple[int, int], bytes]:
     except FileNotFoundError:
         head = b""
     return (found.st_size, found.st_mtime_ns), head
+
+
+SLOTS = 64
+_SLOT = struct.Struct("<QI4x")
+_EMPTY = bytes(_SLOT.size * SLOTS)
+
+
+def witness_of(path: Path) -> Path:
+    """Return the path of the witness of a metadata file."""
+    return path.with_name(path.name + "-witness")
+
+
+def highest_seen(witness: Path) -> int:
+    """The highest change that a witness names; 0 if it is not there or names none."""
+    try:
+        data = witness.read_bytes()
+    except OSError:
+        return 0
+    whole = len(data) - len(data) % _SLOT.size
+    slots = [_SLOT.unpack_from(data, at) for at in range(0, min(whole, len(_EMPTY)), _SLOT.size)]
+    return max((number for number, crc in slots if number and _crc(number) == crc), default=0)
+
+
+class Witness:
+    """Writes one process's slot. Not safe for threads."""
+
+    def __init__(self, witness: Path) -> None:
+        """Open or make the file. Raises OSError."""
+        self._file = os.open(witness, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if os.fstat(self._file).st_size < len(_EMPTY):
+            size = os.fstat(self._file).st_size
+            os.pwrite(self._file, _EMPTY[size:], size)
+        self._at = os.getpid() % SLOTS * _SLOT.size
+        self._number = 0
+
+    def saw(self, number: int) -> None:
+        """A change is durable. A write that fails is left out: the witness says less then, and nothing false."""
+        if number > self._number:
+            self._number = number
+            with contextlib.suppress(OSError):
+                os.pwrite(self._file, _SLOT.pack(number, _crc(number)), self._at)
+
+    def close(self) -> None:
+        """Sync the witness to disk and close it. Idempotent."""
+        if self._file >= 0:
+            with contextlib.suppress(OSError):
+                os.fsync(self._file)
+            os.close(self._file)
+            self._file = -1
+
+
+def _crc(number: int) -> int:
+    return int(google_crc32c.value(number.to_bytes(8, "little")))

@@ -11,7 +11,7 @@ of the same salts ends a transaction, and another frame of the same salts follow
 once: its bytes were damaged. A crash cannot leave this, and such a log must not be opened.
 
 A log whose last transaction alone is damaged, or whose end was cut off, looks just as a crash leaves it. Only the
-witness knows how far the log went (`storage.stores.sqlite_witness`).
+witness knows how far the log went (`storage.stores.metadata_sqlite`).
 
     header, 32 bytes, big-endian           frame, 24 bytes and a page
     0   magic 0x377f0682, or 3: the        0   page number

@@ -58,7 +58,6 @@ STORES = {
         "time",
     },
     "storage/stores/sqlite_log.py": {"pathlib"},
-    "storage/stores/sqlite_witness.py": {"os", "pathlib"},
     "storage/stores/s3.py": {"uuid"},
     "storage/history/checked_parquet.py": {"io"},  # Parquet is written to, and read from, what only looks like a file
     "storage/history/schema_fields.py": {"io"},  # Avro is read from what only looks like a file

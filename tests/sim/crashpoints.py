@@ -35,7 +35,7 @@ from typing import Never, TypeVar
 from sluice.actors.messages import SubscriptionSettings, TopicSettings
 from sluice.actors.ports import DiskFailed, DiskFull, Meta, Objects, Version
 from sluice.actors.runtime.host import Answer, Message, OnAnswer
-from sluice.actors.runtime.shared_future import SharedFuture
+from sluice.actors.runtime.waiting import SharedFuture
 from sluice.storage.errors import SluiceError, Unavailable
 from sluice.storage.format.frame import Buffer
 from tests.sim.disk import SimDisk

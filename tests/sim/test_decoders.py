@@ -1,7 +1,7 @@
 """Whatever bytes a disk, a store or a peer hands out, a decoder gives a value or refuses; nothing else ever.
 
-Two sorts of damage. `raw`: any bytes at all, and real ones with a piece replaced, which the checksums must notice.
-`checksummed`: a well-formed body with one value replaced by another kind of thing and a checksum that fits, as a broken
+Two sorts of damage. Raw: any bytes at all, and real ones with a piece replaced, which the checksums must notice.
+Sealed: a well-formed body with one value replaced by another kind of thing and a checksum that fits, as a broken
 writer would leave it; there the decoder itself has to look. Neither may cost more than a multiple of the input, so
 that a length in a damaged header makes nobody allocate what it claims.
 

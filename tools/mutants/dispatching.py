@@ -18,11 +18,11 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="acknowledgements of the write under way confirmed too early",
-        module="sluice.actors.dispatcher.delivery.store",
+        module="sluice.actors.dispatcher.delivery.subscription",
         old="        for session, received in turns:",
         new="        for session, received in [(session, session.received) for session in self._sessions()]:",
         world=BROKER,
-        test="tests/actors/dispatcher/delivery/test_store.py",
+        test="tests/actors/dispatcher/delivery/test_subscription.py",
     ),
     Mutant(
         name="acknowledgements of what an owner has not read are confirmed and forgotten",
@@ -163,7 +163,7 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="unconfirmed acknowledgements are not said again",
-        module="sluice.actors.consumer.acknowledgements",
+        module="sluice.actors.consumer.unacked_messages",
         old="        self.waiting = [(said, positions) for _, said, positions in self.unconfirmed] + self.waiting",
         new="        self.waiting = list(self.waiting)",
         world=BROKER,
@@ -291,12 +291,12 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="an idle owner does not look whether it was replaced",
-        module="sluice.actors.dispatcher.delivery.store",
+        module="sluice.actors.dispatcher.delivery.subscription",
         old="return self._record.is_proved(now - self._trust)",
         new="return self._record.is_proved(0)",
         also=("            await self._record.prove()\n", "            pass\n"),
         world=OWNERS,
-        test="tests/actors/dispatcher/delivery/test_store.py",
+        test="tests/actors/dispatcher/delivery/test_subscription.py",
     ),
     Mutant(
         name="a session that ended stays in the core",
@@ -389,7 +389,7 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="what is skipped goes although a consumer holds it",
-        module="sluice.actors.key_shared.state.acks",
+        module="sluice.actors.key_shared.state.window_ends",
         old="        window.flags[rows[held]] |= REMOVED\n",
         new="        core.release(rows[held], DONE)\n",
         world=SKIPS,
@@ -430,7 +430,7 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="what lies behind a message that was done and never sent does not wait for that",
-        module="sluice.actors.key_shared.state.acks",
+        module="sluice.actors.key_shared.state.window_ends",
         old="        core.note_done_unsent()\n",
         new="        pass\n",
         world=BROKER,
@@ -454,7 +454,7 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="what was put off when it had been read is there twice",
-        module="sluice.actors.key_shared.state.arrivals",
+        module="sluice.actors.key_shared.state.window_ends",
         old="    add = window.add if behind else window.put\n",
         new="    add = window.add\n",
         world=BROKER,

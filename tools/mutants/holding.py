@@ -43,11 +43,11 @@ HOLDING: list[Mutant] = [
     ),
     Mutant(
         name="the end of a lease is told when the owner has been found",
-        module="sluice.actors.consumer.lease",
+        module="sluice.actors.consumer.session",
         old="                on_over()\n",
         new="                self._held = False\n",
         world=BROKER,
-        test="tests/actors/consumer/test_lease.py::test_the_end_is_told_while_the_owner_is_looked_for",
+        test="tests/actors/consumer/test_session.py::test_the_end_is_told_while_the_owner_is_looked_for",
     ),
     Mutant(
         name="a session of a life that ended stays open",
@@ -55,11 +55,11 @@ HOLDING: list[Mutant] = [
         old="                    await self._leaving.give_up(self._address, reply.session)\n",
         new="                    pass\n",
         world=BROKER,
-        test="tests/actors/consumer/test_lease.py::test_a_session_of_a_life_that_ended_is_given_up",
+        test="tests/actors/consumer/test_session.py::test_a_session_of_a_life_that_ended_is_given_up",
     ),
     Mutant(
         name="what is said ends with whoever waits for it",
-        module="sluice.actors.runtime.shared_future",
+        module="sluice.actors.runtime.waiting",
         old="    ports.spawn(carried(), name)\n",
         new="    await carried()\n",
         world=BROKER,

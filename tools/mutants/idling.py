@@ -5,11 +5,11 @@ from __future__ import annotations
 from tools.mutants import Mutant
 
 OWNERS, BROKER = "owners", "broker"
-HEARTBEATS, PROOF = "tests/actors/consumer/test_heartbeats.py", "tests/actors/ownership/test_ownership_proof.py"
+HEARTBEATS, PROOF = "tests/actors/consumer/test_heartbeats.py", "tests/actors/ownership/test_fenced_record.py"
 ROSTER = "tests/actors/consumer/test_roster.py"
 CLOSED = "tests/actors/controller/test_idle_owners.py"
 RECORDS = "tests/actors/controller/test_closed_owners.py"
-SHARED = "tests/actors/runtime/test_shared_timers.py"
+SHARED = "tests/actors/runtime/test_waiting.py"
 
 IDLING: list[Mutant] = [
     Mutant(
@@ -110,7 +110,7 @@ IDLING: list[Mutant] = [
     ),
     Mutant(
         name="a proof of the process holds whatever notice it found",
-        module="sluice.actors.ownership.ownership_proof",
+        module="sluice.actors.ownership.fenced_record",
         old="return self.proven if notice == self.notice else self._before.get(notice, 0)",
         new="return self.proven if notice else 0",
         world=OWNERS,
@@ -230,7 +230,7 @@ IDLING: list[Mutant] = [
     ),
     Mutant(
         name="a timer that others share rings late",
-        module="sluice.actors.runtime.shared_timers",
+        module="sluice.actors.runtime.waiting",
         old="tick = (now + milliseconds) // TICK_MS\n",
         new="tick = (now + milliseconds) // TICK_MS + 1\n",
         world=OWNERS,
@@ -238,11 +238,11 @@ IDLING: list[Mutant] = [
     ),
     Mutant(
         name="who is asked early how much longer it waits is woken early",
-        module="sluice.actors.runtime.signal",
+        module="sluice.actors.runtime.waiting",
         old="        elif not self._about and (early := self._due - self._ports.clock.monotonic()) > 0:\n",
         new="        elif (early := 0) > 0:\n",
         world=OWNERS,
-        test="tests/actors/runtime/test_signal.py::test_wait_with_nothing_to_add_is_not_woken_early",
+        test="tests/actors/runtime/test_waiting.py::test_wait_with_nothing_to_add_is_not_woken_early",
     ),
     Mutant(
         name="what became durable is confirmed to nobody",

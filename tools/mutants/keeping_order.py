@@ -50,7 +50,7 @@ KEEPING_ORDER: list[Mutant] = [
     ),
     Mutant(
         name="what came back to an earlier owner overtakes what is read again",
-        module="sluice.actors.key_shared.state.revocation",
+        module="sluice.actors.key_shared.state.nacks",
         old="        core.move_waiting(fresh, FRESH, REPLAY)\n",
         new="",
         world=NACK_ORDER,

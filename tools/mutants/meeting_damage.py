@@ -17,11 +17,11 @@ ANY = f"{DECODERS}::test_any_bytes_are_read_or_refused"
 MEETING_DAMAGE: list[Mutant] = [
     Mutant(
         name="a damaged notice holds up every takeover",
-        module="sluice.actors.ownership.ownership_proof",
+        module="sluice.actors.ownership.fenced_record",
         old="        if not error.version:\n            raise\n",
         new="        if error:\n            raise\n",
         world=BROKER,
-        test="tests/actors/ownership/test_ownership_proof.py::test_a_damaged_notice_holds_up_no_owner",
+        test="tests/actors/ownership/test_fenced_record.py::test_a_damaged_notice_holds_up_no_owner",
     ),
     Mutant(
         name="a process whose start cannot be read has ended",

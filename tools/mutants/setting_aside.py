@@ -45,7 +45,7 @@ SETTING_ASIDE: list[Mutant] = [
     Mutant(
         name="what is redriven does not ask back what follows it",
         module="sluice.actors.key_shared.state.parking",
-        old="    revocation.revoke(core)\n",
+        old="    nacks.revoke(core)\n",
         new="",
         world=PARKING,
         test=f"{_UNITS}::test_redriven_key_asks_back_its_later_messages",
@@ -92,7 +92,7 @@ SETTING_ASIDE: list[Mutant] = [
     ),
     Mutant(
         name="consumers keep what they hold behind a failed message",
-        module="sluice.actors.key_shared.state.revocation",
+        module="sluice.actors.key_shared.state.nacks",
         old="    if core.parked.stale:\n",
         new="    if False:\n",
         world=PARKING,
@@ -100,7 +100,7 @@ SETTING_ASIDE: list[Mutant] = [
     ),
     Mutant(
         name="a key stays parked although its failed message is done",
-        module="sluice.actors.key_shared.state.acks",
+        module="sluice.actors.key_shared.state.window_ends",
         old="    parking.forget(core, positions)\n    window = core.window\n",
         new="    window = core.window\n",
         world=PARKING,

@@ -153,7 +153,7 @@ STORING: list[Mutant] = [
     ),
     Mutant(
         name="old epochs admitted, off by one",
-        module="sluice.actors.bookie.fencing",
+        module="sluice.actors.bookie.known_ledgers",
         old="        if epoch < state.epoch:",
         new="        if epoch + 1 < state.epoch:",
         world=BOOKIE,
@@ -161,7 +161,7 @@ STORING: list[Mutant] = [
     ),
     Mutant(
         name="fences forgotten by a restart",
-        module="sluice.actors.bookie.fencing",
+        module="sluice.actors.bookie.known_ledgers",
         old="        elif record.kind in (Kind.RUN, Kind.FENCE) and record.ledger not in self.deleted:",
         new="        elif record.kind is Kind.RUN and record.ledger not in self.deleted:",
         world=BOOKIE,
@@ -185,7 +185,7 @@ STORING: list[Mutant] = [
     ),
     Mutant(
         name="ack quorum off by one",
-        module="sluice.actors.ledger.write_state",
+        module="sluice.actors.ledger.writer",
         old="""        if len(pending.acked) < self.quorum.ack:
             return False
         return sum([bookie in pending.acked for bookie in self.write_set(pending.run)]) >= self.quorum.ack
@@ -198,15 +198,15 @@ STORING: list[Mutant] = [
     ),
     Mutant(
         name="confirmed while an ensemble change is under way",
-        module="sluice.actors.ledger.write_state",
+        module="sluice.actors.ledger.writer",
         old="        while self._change is None and self._pending and self._enough(self._pending[0]):",
         new="        while self._pending and self._enough(self._pending[0]):",
         world=LEDGER,
-        test="tests/actors/ledger/test_write_state.py::test_nothing_is_confirmed_during_an_ensemble_change",
+        test="tests/actors/ledger/test_writer.py::test_nothing_is_confirmed_during_an_ensemble_change",
     ),
     Mutant(
         name="fragment begins behind unconfirmed runs",
-        module="sluice.actors.ledger.write_state",
+        module="sluice.actors.ledger.writer",
         old="Fragment(self.confirmed_run + 1, self.last_confirmed + 1, tuple(changed))",
         new="Fragment(self.next_run, self.next_entry, tuple(changed))",
         world=LEDGER,
@@ -214,7 +214,7 @@ STORING: list[Mutant] = [
     ),
     Mutant(
         name="new bookies of an ensemble get no old runs",
-        module="sluice.actors.ledger.write_state",
+        module="sluice.actors.ledger.writer",
         old="            if bookie not in pending.acked and bookie not in self.quorum.write_set(pending.run, before)",
         new="            if bookie not in bookie",
         world=LEDGER,
@@ -222,7 +222,7 @@ STORING: list[Mutant] = [
     ),
     Mutant(
         name="missing answers off by one",
-        module="sluice.actors.ledger.quorum",
+        module="sluice.actors.ledger.record",
         old="        return self.write - self.ack + 1",
         new="        return max(1, self.write - self.ack)",
         world=LEDGER,

@@ -52,7 +52,9 @@ class AssignmentHistory:
         self._names: list[str] = []
         self._stored = self.history.number
         """The last change that is in an object."""
-        self._encoded: tuple[int, bytes] = (self._stored, b"")
+        self._encoded: bytes | None = None
+        self._encoded_for = (self._stored, self.history.number)
+        """The last change in an object, and the newest one, as of which `_encoded` says what the record has."""
         self._number = 0
         self._begun = self._working = False
 
@@ -64,12 +66,12 @@ class AssignmentHistory:
 
     def to_record(self) -> Any:
         """Return the changes that are in no object; none while they move into one, because they are many."""
-        changes = self.history.since(self._stored)
-        if not changes or self._are_many(changes):
-            return None
-        if self._encoded[0] != changes[-1].number:
-            self._encoded = changes[-1].number, msgspec.json.encode(changes)
-        return self._encoded[1]
+        newest = self._stored, self.history.number
+        if self._encoded_for != newest:
+            changes = self.history.since(self._stored)
+            few = changes and not self._are_many(changes)
+            self._encoded_for, self._encoded = newest, msgspec.json.encode(changes) if few else None
+        return self._encoded
 
     async def load(self, stored: Any) -> None:
         changes = self._decode("the record", stored) if stored else []

@@ -17,7 +17,7 @@ from sluice.actors.dispatcher.delivery.leases import Leases
 from sluice.actors.dispatcher.delivery.sessions import Session
 from sluice.actors.messages import Attach, Attached, Detach
 from sluice.actors.ownership.names import check_name
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Conflict, Invalid, Unavailable
 from sluice.storage.format.position import ascending
 

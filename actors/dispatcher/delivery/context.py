@@ -18,15 +18,14 @@ from sluice.actors.dispatcher.delivery.membership import Membership
 from sluice.actors.dispatcher.delivery.progress import ProgressReporter
 from sluice.actors.dispatcher.delivery.redelivery_clock import RedeliveryClock
 from sluice.actors.dispatcher.delivery.sessions import Sessions
-from sluice.actors.dispatcher.delivery.store import CursorStore
-from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription, SubscriptionState
+from sluice.actors.dispatcher.delivery.subscription import CursorStore, PartitionSubscription, SubscriptionState
 from sluice.actors.dispatcher.delivery.unacked_runs import UnackedRuns
 from sluice.actors.key_shared import KeySharedDispatcher
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.lookup.topic_client import TopicClient, TopicLog
 from sluice.actors.messages import SubscriptionSettings
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.format.cursor import Cursor
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.reader import BacklogReader
 from sluice.actors.messages import NO_POSITIONS, NO_ROWS
-from sluice.actors.runtime.signal import SignalTask
+from sluice.actors.runtime.waiting import SignalTask
 from sluice.actors.runtime.wall_clock import pause_until
 
 DUE_AT_ONCE = 10_000

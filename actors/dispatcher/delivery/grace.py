@@ -80,6 +80,8 @@ class ReconnectGrace:
         """The numbers of consumers that came while one of their name lived, and have not asked for messages yet."""
         self._offered: set[int] = set()
         """The numbers of consumers at a place that was offered to them, and that have not asked for messages yet."""
+        self.newcomers = False
+        """Whether `asks` may have something to do: every poll looks at this."""
         self._coming: Counter[str] = Counter()
         """The names of the consumers that are attaching now."""
 
@@ -202,6 +204,7 @@ class ReconnectGrace:
             self._seconds = self._open(self._seconds) | {number}
         if place is not None and place.to:
             self._offered = self._open(self._offered) | {number}
+        self.newcomers = bool(self._seconds or self._offered)
         if request.hands_over_to:
             self._offer(number, request.hands_over_to)
         elif place is None:
@@ -231,6 +234,7 @@ class ReconnectGrace:
                 await self._store.barrier()
             self._seconds.discard(number)
             self._offered.discard(number)
+        self.newcomers = bool(self._seconds or self._offered)
 
     # -- handing over ---------------------------------------------------------------------------------------------
 

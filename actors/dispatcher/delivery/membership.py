@@ -2,15 +2,15 @@
 
 A session is a lease: a consumer that gets no answer for that time stops by itself. An owner that was replaced does not
 know it at once, and its answers still extend leases. It gives such answers only for `trust_ms` after it last knew that
-it was the owner (`store`). So a new owner waits that much longer for each consumer that the record names. The lease of
-an owner never changes, and the record names it with each member.
+it was the owner (`CursorStore`). So a new owner waits that much longer for each consumer that the record names. The
+lease of an owner never changes, and the record names it with each member.
 
 **What renews a lease** is an answer to this consumer, or to a heartbeat of its process, which asks for all sessions
 that the process has at another one (`process_sessions`, `actors.consumer.heartbeats`). For promise 2 both must keep to
 this:
 
 1. The owner renews its side when it answers, and only while it is certain: no await lies between knowing that and
-   renewing. All owners of a process share one proof (`actors.ownership.ownership_proof`), which is as good as a proof
+   renewing. All owners of a process share one proof (`actors.ownership.fenced_record`), which is as good as a proof
    for each.
 2. The consumer renews its side from the moment at which it *sent* what was answered. So the owner's side, which counts
    from a later moment, never ends first, even if one of the two was frozen meanwhile or the answer is late.
@@ -47,7 +47,7 @@ from typing import Any
 import msgpack
 import msgspec
 
-from sluice.actors.consumer.lease import NEVER
+from sluice.actors.consumer.session import NEVER
 from sluice.storage.errors import InvariantViolation
 
 REMEMBERED_ENDED = 10_000

@@ -2,8 +2,8 @@
 
 A heartbeat comes from a process with consumers and goes to one dispatcher of a process, for all dispatchers there. A
 heartbeat renews a session as an answer to a poll does: the argument, and its conditions, are those of `membership` and
-`store`. The owner must be certain, at the moment at which it renews, that it has not been replaced. The consumer counts
-from the moment at which it sent the heartbeat, and only for the session and the owner that it asked for
+`CursorStore`. The owner must be certain, at the moment at which it renews, that it has not been replaced. The consumer
+counts from the moment at which it sent the heartbeat, and only for the session and the owner that it asked for
 (`actors.consumer.heartbeats`).
 
 A roster shortens the heartbeat, not the work: both sides know the sessions in it, which never change except that some
@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Protocol
 
 from sluice.actors.messages import Heartbeat, HeartbeatAnswer
-from sluice.actors.ownership.ownership_proof import OwnershipProof
+from sluice.actors.ownership.fenced_record import OwnershipProof
 from sluice.actors.ports import Address, Ports
 from sluice.storage.errors import SluiceError
 

@@ -12,12 +12,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 
-from sluice.actors.dispatcher.delivery.store import CursorStore
-from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription, SubscriptionState
+from sluice.actors.dispatcher.delivery.subscription import CursorStore, PartitionSubscription, SubscriptionState
 from sluice.actors.lookup.topic_client import TopicClient
 from sluice.actors.messages import Progress, ReadEnds
 from sluice.actors.ports import Address, Ports
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Fenced, SluiceError, Unavailable
 
 SECURE_TIMEOUT = 3_000

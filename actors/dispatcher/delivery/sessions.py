@@ -19,7 +19,7 @@ import numpy as np
 from sluice.actors.messages import MOVES, Delivery, Event, Part, Revocation
 from sluice.actors.messages.limits import MAX_ANSWER_BYTES
 from sluice.actors.ports import Address, Ports, Task
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Conflict, Fenced
 from sluice.storage.format.position import Positions, positions_of
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from sluice.actors.messages import NO_COUNTS, Part, RunIndex
+from sluice.actors.messages import NO_COUNTS, NO_ROWS, Part, RunIndex
 from sluice.actors.messages.limits import KEPT_MS
 from sluice.actors.ports.wire import INLINE, Blob, owned
 from sluice.storage.format.position import Positions, entries_of, ledgers_of, position, positions_of
@@ -226,6 +226,7 @@ def _part(run: RunIndex, rows: npt.NDArray[np.uint32], redeliveries: npt.NDArray
         dispatch=dispatch,
         rows=rows,
         redeliveries=redeliveries,
+        overtook=NO_ROWS,
         cut=run.cut,
         blob=run.blob,
     )

@@ -23,7 +23,7 @@ from sluice.actors.dispatcher.delivery.consumers import Consumers
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.leases import Leases
 from sluice.actors.messages import DeleteSubscription, PrepareDeletion
-from sluice.actors.runtime.shared_future import SharedFuture
+from sluice.actors.runtime.waiting import SharedFuture
 from sluice.storage.errors import Invalid, SluiceError, Unavailable
 
 HOLD_MS = 60_000

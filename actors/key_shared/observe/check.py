@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from sluice.actors.key_shared.state import parking
 from sluice.actors.key_shared.state.dispatch_state import DispatchState
-from sluice.actors.key_shared.state.position_table import DONE
 from sluice.actors.key_shared.state.tables import NOTHING_HELD
 from sluice.actors.key_shared.state.window import (
+    DONE,
     DUE,
     FRESH,
     HELD,

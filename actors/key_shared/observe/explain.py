@@ -14,7 +14,6 @@ import numpy as np
 from sluice.actors.key_shared.state.dispatch_pass import candidates_of, closed, closed_rows, redelivered
 from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.policies import Candidates, Gate, RecentlyJoined
-from sluice.actors.key_shared.state.position_table import Rows
 from sluice.actors.key_shared.state.window import (
     DEAD,
     FRESH,
@@ -27,6 +26,7 @@ from sluice.actors.key_shared.state.window import (
     STATES,
     UNORDERED,
     WAITING,
+    Rows,
 )
 from sluice.storage.dates import iso_time
 from sluice.storage.errors import Invalid, InvariantViolation

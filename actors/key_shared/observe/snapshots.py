@@ -22,6 +22,13 @@ from sluice.actors.messages import SubscriptionSettings
 from sluice.storage.errors import Corrupt
 
 _STATE = "sluice.actors.key_shared.state."
+_MOVED = {
+    f"{_STATE}position_table": f"{_STATE}window",
+    f"{_STATE}carried_redeliveries": f"{_STATE}given_back",
+    f"{_STATE}delays": f"{_STATE}given_back",
+    f"{_STATE}hash_groups": f"{_STATE}tables",
+}
+"""The modules of these names in snapshots of earlier versions, and where their classes are now."""
 _OTHERS = {
     ("collections", "Counter"),
     ("collections", "deque"),
@@ -73,6 +80,7 @@ class _Thawer(pickle.Unpickler):
     """Refuses every name but the classes of the state."""
 
     def find_class(self, module: str, name: str, /) -> Any:
+        module = _MOVED.get(module, module)
         known = module.startswith(_STATE) and "." not in name
         if not known and (module, name) not in _OTHERS:
             raise Corrupt(f"a snapshot names {module}.{name}, which is no part of the state")

@@ -10,12 +10,8 @@ import numpy.typing as npt
 from sluice.actors.key_shared.state.dispatch_pass import candidates_of, closed, reasons_of
 from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.policies import (
-    LOOK_AHEAD_LIMIT,
-    NO_PERMITS,
-    NOT_READ,
     REASONS,
     SET_ASIDE,
-    UNACKED_LIMIT,
     Gate,
 )
 from sluice.actors.key_shared.state.window import DEAD, DELIVERED, FRESH, HELD, REPLAY, UNORDERED, WAITING
@@ -54,18 +50,6 @@ def waiting(core: DispatchState) -> WaitingMessages:
     holders = np.zeros(len(rows), np.int64)
     holders[drains] = numbers[core.tables.holders(candidates.hashes[drains])]
     return WaitingMessages(window.position[rows], window.masked_hash[rows], owners, reasons, holders)
-
-
-def reads_not_because(core: DispatchState) -> str:
-    """Return the gate that keeps the next messages from being read, a name in REASONS: the first of `explain`."""
-    members = core.members
-    if not len(members):
-        return Gate.NO_OWNER.name.lower()
-    if members.all_blocked:
-        return UNACKED_LIMIT
-    if not members.allowance().any():
-        return UNACKED_LIMIT if any(members.blocked[member.slot] for member in members) else NO_PERMITS
-    return LOOK_AHEAD_LIMIT if core.waiting >= core.look_ahead_limit() else NOT_READ
 
 
 def positions_of(core: DispatchState, key_hash: int) -> Positions:

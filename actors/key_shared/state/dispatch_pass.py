@@ -18,12 +18,20 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from sluice.actors.key_shared.state import nacks, parking, revocation
+from sluice.actors.key_shared.state import nacks, parking
 from sluice.actors.key_shared.state.assignments import NO_REDELIVERIES, Assignments, Share
 from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.members import Counts
-from sluice.actors.key_shared.state.policies import GRACE, NO_PERMITS, REASONS, Candidates, Gate
-from sluice.actors.key_shared.state.position_table import Rows
+from sluice.actors.key_shared.state.policies import (
+    GRACE,
+    LOOK_AHEAD_LIMIT,
+    NO_PERMITS,
+    NOT_READ,
+    REASONS,
+    UNACKED_LIMIT,
+    Candidates,
+    Gate,
+)
 from sluice.actors.key_shared.state.tables import distinct
 from sluice.actors.key_shared.state.window import (
     DELIVERED,
@@ -38,6 +46,7 @@ from sluice.actors.key_shared.state.window import (
     WAITING,
     Mask,
     Reduced,
+    Rows,
 )
 from sluice.storage.format.position import Positions
 
@@ -72,7 +81,7 @@ def route(core: DispatchState, now: int) -> Assignments:
     window = core.window
     if core.parked.on:
         parking.collect(core)
-    revocation.keep_order(core)
+    nacks.keep_order(core)
     if core.taken_recheck():
         core.members.starved[:] = False
         if window.count[REPLAY] or window.count[UNORDERED]:
@@ -107,6 +116,18 @@ def would_send(core: DispatchState) -> int:
         allowance = allowance - going
         total += int(going.sum())
     return total
+
+
+def reads_not_because(core: DispatchState) -> str:
+    """Return the gate that keeps the next messages from being read, a name in REASONS: the first of `explain`."""
+    members = core.members
+    if not len(members):
+        return Gate.NO_OWNER.name.lower()
+    if members.all_blocked:
+        return UNACKED_LIMIT
+    if not members.allowance().any():
+        return UNACKED_LIMIT if any(members.blocked[member.slot] for member in members) else NO_PERMITS
+    return LOOK_AHEAD_LIMIT if core.waiting >= core.look_ahead_limit() else NOT_READ
 
 
 def candidates_of(core: DispatchState, rows: Rows | slice, allowance: Counts, *, fresh: bool) -> Candidates:

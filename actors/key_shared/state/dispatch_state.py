@@ -16,19 +16,18 @@ from typing import Any
 import numpy as np
 
 from sluice.actors.key_shared.state.assignments import DispatchCounters
-from sluice.actors.key_shared.state.carried_redeliveries import CarriedRedeliveries
-from sluice.actors.key_shared.state.delays import Delays
 from sluice.actors.key_shared.state.drains import Drains
+from sluice.actors.key_shared.state.given_back import CarriedRedeliveries, Delays
 from sluice.actors.key_shared.state.history import History, drained
 from sluice.actors.key_shared.state.members import AttachedConsumer, Members, StickyAssignments
 from sluice.actors.key_shared.state.parked_messages import ParkedMessages
 from sluice.actors.key_shared.state.policies import Policy, Unordered, make_policy
-from sluice.actors.key_shared.state.position_table import DONE, Rows
 from sluice.actors.key_shared.state.selectors import SingleActive, make_selector
 from sluice.actors.key_shared.state.sentinel import Sentinel
 from sluice.actors.key_shared.state.tables import NOTHING_HELD, HashTables
 from sluice.actors.key_shared.state.window import (
     DEAD,
+    DONE,
     DUE,
     FRESH,
     HELD,
@@ -39,6 +38,7 @@ from sluice.actors.key_shared.state.window import (
     UNORDERED,
     WAITING,
     Reduced,
+    Rows,
     Window,
 )
 from sluice.actors.messages import SubscriptionSettings
@@ -84,7 +84,7 @@ class DispatchState:
         ordered = settings.type == "key_shared" and not settings.allow_out_of_order_delivery
         self.holds_keys = settings.delay_key_policy == "block_key" and ordered
         self.nack_ordered = settings.nack_order == "key" and self.policy.strict
-        """Whether a message that is given back keeps its place among the messages of its key (`revocation`)."""
+        """Whether a message that is given back keeps its place among the messages of its key (`nacks`)."""
         self.holding = (HELD, WAITING) if self.nack_ordered else (HELD,)
         """The states in which a row holds back the later ones of its hash until some time."""
         self.tables = HashTables(

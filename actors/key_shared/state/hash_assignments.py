@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sluice.actors.key_shared.state import parking, revocation
+from sluice.actors.key_shared.state import nacks, parking
 from sluice.actors.key_shared.state.claims import claim, finish_claims
 from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.history import tell_inactive
@@ -71,7 +71,7 @@ def join(
         core.policy.brought(int(holding.max()))
         finish_claims(core, member, finished)
         claim(core, member)
-        revocation.revoke(core)
+        nacks.revoke(core)
     core.change_owners(now=now, cause=cause, handed_over=bool(entry.after))
     if fresh:
         core.policy.joined(member.slot, others, core.window, core.window.last_read)

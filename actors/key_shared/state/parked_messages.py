@@ -19,8 +19,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from sluice.actors.key_shared.state.position_table import DONE, PositionTable
-from sluice.actors.key_shared.state.window import Mask
+from sluice.actors.key_shared.state.window import DONE, Mask, PositionTable
 from sluice.actors.messages import NO_POSITIONS, SubscriptionSettings
 from sluice.storage.format.hashing import Hashes
 from sluice.storage.format.position import Positions

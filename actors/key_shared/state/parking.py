@@ -3,7 +3,7 @@
 Before each dispatch `collect` moves the messages behind a failed message of a closed hash from the window to
 `parked_messages`. The dispatcher reads them and reports their keys (`Parking.examined`): messages of a parked key stay,
 others go back with their place. Consumers are asked for later messages that they hold, as with every negative
-acknowledgement under `nack_order=key`, without which no key can be parked (`revocation`).
+acknowledgement under `nack_order=key`, without which no key can be parked (`nacks`).
 
 A key goes on when an operator redrives it (`redrive`), or when its failed message is done for any reason. Its messages
 then wait like returned ones: by position, and before anything newer of their hash. Their redelivery counts begin at 0.
@@ -19,11 +19,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.actors.key_shared.state import nacks, revocation
+from sluice.actors.key_shared.state import nacks
 from sluice.actors.key_shared.state.claims import claim_all
 from sluice.actors.key_shared.state.dispatch_state import DispatchState
 from sluice.actors.key_shared.state.parked_messages import BLOCKED, PARKED, UNKNOWN, ParkedKey
-from sluice.actors.key_shared.state.position_table import Rows
 from sluice.actors.key_shared.state.window import (
     DEAD,
     DELIVERED,
@@ -34,6 +33,7 @@ from sluice.actors.key_shared.state.window import (
     UNORDERED,
     WAITING,
     Mask,
+    Rows,
 )
 from sluice.actors.messages import NO_POSITIONS
 from sluice.storage.errors import InvariantViolation
@@ -46,7 +46,7 @@ def collect(core: DispatchState) -> None:
     """Move the messages behind a failed message of a closed hash to the parked ones; call this before a dispatch."""
     parked, window = core.parked, core.window
     if parked.stale:
-        revocation.close_hashes(core)
+        nacks.close_hashes(core)
     if not parked.closes_any:
         return
     if window.count[FRESH]:
@@ -55,7 +55,7 @@ def collect(core: DispatchState) -> None:
     if core.recheck and (window.count[REPLAY] or window.count[UNORDERED] or window.count[WAITING]):
         _put_aside(core, window.rows_in(REPLAY, UNORDERED, WAITING))
     if parked.asks_back:
-        revocation.ask_back_closed(core)
+        nacks.ask_back_closed(core)
     window.trim()
 
 
@@ -117,7 +117,7 @@ def back(core: DispatchState, positions: Positions, hashes: Hashes, flags: int =
     core.sentinel.wanted_again(reduced, positions)
     nacks.recall(core, positions)
     claim_all(core)
-    revocation.revoke(core)
+    nacks.revoke(core)
     core.parked.ask_back()
     core.look_again()
 

@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sluice.actors.key_shared.state.hash_groups import HashGroups
 from sluice.actors.key_shared.state.redelivery_order import Repeated
+from sluice.actors.key_shared.state.tables import HashGroups
 from sluice.actors.key_shared.state.window import HashIndex, Mask, Reduced
 from sluice.storage.errors import InvariantViolation
 from sluice.storage.format.position import Positions, show

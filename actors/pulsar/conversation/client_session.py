@@ -24,7 +24,7 @@ from sluice.actors.pulsar.conversation.limits.unacked_bytes import UnackedShare
 from sluice.actors.pulsar.conversation.producing.wire_producer import WireProducer
 from sluice.actors.pulsar.refusals import CommandRefused
 from sluice.actors.runtime.gc_pressure import CONNECTION, LET_GO
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.actors.runtime.wall_clock import pause_until
 from sluice.storage.errors import SluiceError
 

@@ -47,7 +47,7 @@ from sluice.actors.pulsar.topic_names import (
     split_name,
     topics_in,
 )
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Conflict, Invalid, NotFound, SluiceError
 from sluice.storage.format.position import EARLIEST, MAX_ENTRY, MAX_LEDGER, entry_of, ledger_of, position, show
 

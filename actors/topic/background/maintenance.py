@@ -23,7 +23,7 @@ from sluice.actors.ownership.idle_waker import YOUNG_MS, IdleWaker
 from sluice.actors.policies.retention import TopicRetention, TopicThresholds
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Reply, Request
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.actors.topic.background.closed import has_work
 from sluice.actors.topic.background.leaving import needs_jobs, offloads, statuses, trims_up_to
 from sluice.actors.topic.background.trimming import consumed, trimmable

@@ -8,7 +8,7 @@ from sluice.actors.ledger.record import Holder, PartitionRecord
 from sluice.actors.messages import OpenProducer, ProducersHere
 from sluice.actors.messages.producing import ProducerNews
 from sluice.actors.ports import Ports, Unknown
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.actors.topic.partition.access import Access, Ask, Wait
 from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.actors.topic.partition.producers import Producers

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from sluice.actors.ledger.record import ProducerRecord, StoredRun, is_source
 from sluice.actors.messages import Published, PublishMany
 from sluice.actors.messages.limits import SEQUENCES
-from sluice.actors.runtime.shared_future import SharedFuture
+from sluice.actors.runtime.waiting import SharedFuture
 from sluice.actors.runtime.wall_clock import heard_at
 from sluice.storage.errors import Fenced, Invalid, ProducerFenced, SluiceError
 from sluice.storage.format.frame import MAX_NAMES_BYTES, MAX_SEGMENTS

@@ -24,6 +24,7 @@ from sluice.actors.ledger.reader import StoredFrame
 from sluice.actors.ledger.record import GivenUp, LedgerRecord, LedgerState
 from sluice.actors.ledger.run_offsets import RunOffsets
 from sluice.actors.messages import (
+    NO_ROWS,
     Ends,
     IndexRead,
     PayloadRead,
@@ -35,7 +36,7 @@ from sluice.actors.messages import (
 from sluice.actors.messages.limits import MAX_ANSWER_BYTES
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob, owned
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.actors.topic.partition.entry_cache import OLD_BYTES, CachedRun, CacheRoom, EntryCache
 from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.actors.topic.partition.unreadable import ALL_RUNS, Unreadable
@@ -192,6 +193,7 @@ class LogReads:
             bytes=cached.bytes,
             columns=cached.columns,
             blob=blob,
+            cut=NO_ROWS,
             appended=cached.appended,
         )
 

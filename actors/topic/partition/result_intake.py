@@ -10,7 +10,7 @@ from sluice.actors.ledger.record import producer_of
 from sluice.actors.messages import Published, PublishResults
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob
-from sluice.actors.runtime.shared_future import SharedFuture
+from sluice.actors.runtime.waiting import SharedFuture
 from sluice.actors.topic.partition.managed_ledger import ManagedLedger
 from sluice.actors.topic.partition.results import Results, check_results, packed
 from sluice.actors.topic.partition.termination import Termination

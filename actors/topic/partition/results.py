@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from sluice.actors.ledger.record import ResultsRecord, source_of
 from sluice.actors.messages import Published, PublishResults
-from sluice.actors.runtime.shared_future import SharedFuture
+from sluice.actors.runtime.waiting import SharedFuture
 from sluice.actors.runtime.wall_clock import heard_at
 from sluice.storage.errors import Conflict, Corrupt, Invalid, Overloaded, SluiceError
 from sluice.storage.format.cursor import Cursor

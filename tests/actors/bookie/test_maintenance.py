@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from sluice.actors import messages
 from sluice.actors.bookie import Bookie
-from sluice.actors.bookie.index import FAN
 from sluice.actors.bookie.journal import segment_name
+from sluice.actors.bookie.store import FAN
 from sluice.actors.ports import DiskFull
 from sluice.storage.errors import Unavailable
 from sluice.storage.format.frame import Buffer

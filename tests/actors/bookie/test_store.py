@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from sluice.actors import messages
 from sluice.actors.bookie import Bookie, BookieSettings, inspect_journal
-from sluice.actors.bookie.index import FAN, Index, Row
 from sluice.actors.bookie.index_table import BLOCK_ROWS, ROW, TableWriter, merge, open_table
+from sluice.actors.bookie.store import FAN, Index, Row
 from sluice.storage.errors import Corrupt, Fenced, NotFound, Unavailable
 from sluice.storage.format.frame import Buffer
 from tests.actors.bookie.world import HARSH, SMALL, World, add, payload_of, read, settle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.actors.consumer.partition import ACK_LINGER
-from sluice.actors.dispatcher.delivery.store import GROUP_MS
+from sluice.actors.dispatcher.delivery.subscription import GROUP_MS
 from sluice.storage.errors import Fenced
 from tests.scenarios.key_shared.broker import Broker, play
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.actors.consumer.heartbeats import Heartbeats, SessionHeartbeat
-from sluice.actors.consumer.lease import Lease
-from sluice.actors.consumer.long_poll import MOST_WAIT, MOST_WAIT_COMPARED, SHORT_WAIT, LongPoll
+from sluice.actors.consumer.session import MOST_WAIT, MOST_WAIT_COMPARED, SHORT_WAIT, Lease, LongPoll
 from sluice.actors.controller.factories import make_dispatcher
 from sluice.actors.dispatcher import Dispatcher
 from sluice.actors.dispatcher.delivery.process_sessions import Beat

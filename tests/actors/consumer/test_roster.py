@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from sluice.actors.consumer.heartbeats import ROSTERS, Heartbeats, SessionHeartbeat
-from sluice.actors.consumer.lease import Lease
-from sluice.actors.consumer.long_poll import LongPoll
 from sluice.actors.consumer.roster import Roster
+from sluice.actors.consumer.session import Lease, LongPoll
 from sluice.actors.dispatcher.delivery import process_sessions
 from sluice.actors.dispatcher.delivery.process_sessions import FORGET_MS, Beat, ProcessSessions
 from sluice.actors.messages import Heartbeat, HeartbeatAnswer, Poll

@@ -11,7 +11,7 @@ import pytest
 from sluice.actors.dispatcher.dispatcher import Dispatcher
 from sluice.actors.lookup.topic_client import FOREVER_MS, TopicLog
 from sluice.actors.messages import Ends
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from tests.scenarios.key_shared.broker import Broker
 
 

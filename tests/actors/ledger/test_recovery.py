@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sluice.actors.ledger.quorum import Quorum
-from sluice.actors.ledger.record import Fragment
+from sluice.actors.ledger.record import Fragment, Quorum
 from sluice.actors.ledger.recovery import FenceCount, LedgerRecovery, RunVote, Verdict
 from sluice.storage.errors import Corrupt, InvariantViolation
 from tests.actors.ledger.fakes import make_ledger

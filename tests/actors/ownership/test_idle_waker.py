@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from sluice.actors.ownership.fenced_record import OwnershipProof, give_notice, process_of
 from sluice.actors.ownership.idle_waker import LOOK_MS, SPREAD_MS, YOUNG_MS, IdleWaker
-from sluice.actors.ownership.ownership_proof import OwnershipProof, give_notice, process_of
 from sluice.actors.ports import Ports
 from tests.sim.world import World
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sluice.actors.messages import Progress, ReadEnds, TopicSettings
+from sluice.actors.ownership.fenced_record import OwnershipProof
 from sluice.actors.ownership.idle_waker import IdleWaker
-from sluice.actors.ownership.ownership_proof import OwnershipProof
 from sluice.actors.policies.policy_records import LIFETIMES, LOOK_MS, of_namespace, of_topic
 from sluice.actors.policies.retention import Lifetime, Lifetimes, Retention, retention_of, thresholds_of, ttl_of
 from sluice.actors.ports import Ports, Unknown

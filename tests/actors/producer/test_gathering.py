@@ -11,7 +11,7 @@ from sluice.actors.ports import Ports
 from sluice.actors.producer.batches import Outgoing
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.runtime.actor import Actor
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.format.position import position
 from tests.actors.producer.test_split import made
 from tests.sim.world import World

@@ -13,7 +13,7 @@ from sluice.actors.messages import Located, LocateTopic, Published, PublishResul
 from sluice.actors.ports import Ports
 from sluice.actors.producer.results import Publication, ResultPublisher, ResultRows
 from sluice.actors.runtime.actor import Actor
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Conflict
 from sluice.storage.format.batch import make_batch
 from sluice.storage.format.position import position

@@ -24,7 +24,7 @@ from sluice.actors.producer.waves import (
     Rounds,
     Waves,
 )
-from sluice.actors.runtime.shared_timers import TICK_MS
+from sluice.actors.runtime.waiting import TICK_MS
 from sluice.storage.errors import Conflict, Fenced, Invalid, SluiceError, Unavailable
 from sluice.storage.format import frame
 from sluice.storage.format.batch import joined

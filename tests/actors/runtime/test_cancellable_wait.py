@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sluice.actors.runtime.signal import CancellableWait
+from sluice.actors.runtime.waiting import CancellableWait
 
 
 async def test_a_wait_that_is_ended_has_no_result() -> None:

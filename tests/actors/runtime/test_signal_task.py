@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.actors.runtime.signal import Signal, SignalTask
+from sluice.actors.runtime.waiting import Signal, SignalTask
 from tests.sim.world import World
 
 

@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from sluice.actors.consumer.lease import Lease
+from sluice.actors.consumer.session import Lease
 from sluice.actors.ports import Ports
 from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.base.real import RealClock, Tasks

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.actors.consumer.acknowledgements import LostAcks
-from sluice.actors.consumer.unacked_messages import Received
+from sluice.actors.consumer.unacked_messages import LostAcks, Received
 from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.client.consumer import Consumer
 from sluice.cluster.client.consumer_core import HAND_OVER_MS

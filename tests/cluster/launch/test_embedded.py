@@ -26,8 +26,7 @@ from sluice.cluster.launch.embedded import EmbeddedCluster
 from sluice.cluster.settings.options import ClusterOptions
 from sluice.storage.errors import AccessDenied, Corrupt, Invalid, SluiceError
 from sluice.storage.stores.metadata import NewVersion
-from sluice.storage.stores.metadata_sqlite import SqliteMetadata
-from sluice.storage.stores.sqlite_witness import witness_of
+from sluice.storage.stores.metadata_sqlite import SqliteMetadata, witness_of
 from tests.cluster.helpers import PATIENCE_MS, PATIENCE_S, PYTHON, ROOT, Received, batch, eventually, rows
 
 pytestmark = pytest.mark.timeout(300)

@@ -24,7 +24,7 @@ from sluice.actors.ports import Ports
 from sluice.actors.producer.batches import Outgoing, split
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.producer.waves import Waves
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.loadgen.base import history
 from sluice.storage.errors import Corrupt, Fenced, Invalid, SluiceError, Terminated
 from sluice.storage.format.batch import make_batch

@@ -9,7 +9,7 @@ import pytest
 from sluice.storage.delayed.changes import MAGIC, DelayChanges
 from sluice.storage.delayed.entries import Entries
 from sluice.storage.errors import Corrupt, Invalid
-from sluice.storage.format.checksummed import seal
+from sluice.storage.format.cursor import seal
 from sluice.storage.format.position import position
 
 

@@ -1,4 +1,7 @@
-"""The cursor against a plain set, and its encoding against damage. Scenario S12: monotonic and honest."""
+"""The cursor against a plain set, and its encoding against damage. Scenario S12: monotonic and honest.
+
+Records with a checksum.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sluice.storage.errors import Corrupt, Invalid
-from sluice.storage.format.cursor import Cursor
+from sluice.storage.format.cursor import Cursor, seal, unseal
 from sluice.storage.format.position import EARLIEST, MAX_ENTRY, Positions, position, run_positions
 
 
@@ -391,3 +394,16 @@ def test_a_million_holes_survive_a_restart() -> None:
     assert not back.is_acknowledged(positions - 1).any()
     back.acknowledge(positions - 1)
     assert back.mark_delete == position(1, 1_999_999)
+
+
+def test_a_sealed_body_comes_back() -> None:
+    assert unseal(b"KIND", seal(b"KIND", b"what it says"), "the note") == b"what it says"
+
+
+def test_damaged_bytes_are_reported_by_name() -> None:
+    whole = seal(b"KIND", b"what it says")
+    with pytest.raises(Corrupt, match=r"^the note is cut off$"):
+        unseal(b"KIND", whole[:7], "the note")
+    for damaged in (seal(b"ELSE", b"what it says"), whole[:-1], whole[:9] + b"?" + whole[10:]):
+        with pytest.raises(Corrupt, match=r"^the note's checksum does not fit$"):
+            unseal(b"KIND", damaged, "the note")

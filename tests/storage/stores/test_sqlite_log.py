@@ -15,9 +15,8 @@ import pytest
 from sluice.storage.errors import Corrupt
 from sluice.storage.stores import metadata_sqlite
 from sluice.storage.stores.metadata import Record
-from sluice.storage.stores.metadata_sqlite import SqliteMetadata, read_only
+from sluice.storage.stores.metadata_sqlite import SLOTS, SqliteMetadata, Witness, highest_seen, read_only, witness_of
 from sluice.storage.stores.sqlite_log import check_log
-from sluice.storage.stores.sqlite_witness import SLOTS, Witness, highest_seen, witness_of
 
 RECORDS = 40
 HEADER, FRAME = 32, 24 + 4096

@@ -23,7 +23,7 @@ from sluice.actors.consumer.partition import PartitionConsumer
 from sluice.actors.consumer.payload import Payloads
 from sluice.actors.consumer.unacked_messages import UNKNOWN, Received
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.signal import CancellableWait
+from sluice.actors.runtime.waiting import CancellableWait
 from sluice.storage.errors import NotFound
 from sluice.storage.format.position import entry_of, ledger_of
 

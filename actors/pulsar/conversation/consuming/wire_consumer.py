@@ -40,7 +40,7 @@ from sluice.actors.pulsar.conversation.gateway.gateway import Gateway
 from sluice.actors.pulsar.conversation.limits.rates import Passed, held_back
 from sluice.actors.pulsar.conversation.limits.unacked_bytes import UnackedShare
 from sluice.actors.pulsar.topic_names import TopicPartition
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import NotFound, SluiceError
 from sluice.storage.format.batch import MAX_MESSAGE_BYTES
 from sluice.storage.format.position import entry_of, ledger_of, show

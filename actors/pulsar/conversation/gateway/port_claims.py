@@ -16,7 +16,7 @@ from functools import partial
 from typing import Protocol
 
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Unavailable
 
 AGAIN_MS = 200

@@ -37,7 +37,7 @@ import asyncio
 from collections.abc import Callable
 
 from sluice.actors.ports import Clock, Ports
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 
 GREETING_BYTES = 64 * 1024
 """The most bytes that are read of a client before it is let in, and the largest frame until then."""

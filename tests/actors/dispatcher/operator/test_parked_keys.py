@@ -9,7 +9,7 @@ import pytest
 from sluice.actors.dispatcher import Dispatcher
 from sluice.actors.lookup.topic_client import FOREVER_MS
 from sluice.actors.messages import Ends, request_of
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Unavailable
 from tests.scenarios.key_shared.broker import Broker, Client, play
 

@@ -27,7 +27,7 @@ from sluice.actors.messages import (
 )
 from sluice.actors.ports import Address
 from sluice.actors.ports.wire import Request
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from sluice.actors.topic.topic import Topic
 from sluice.storage.errors import Conflict, Fenced, Invalid, SluiceError, Unavailable
 from sluice.storage.format.cursor import Cursor

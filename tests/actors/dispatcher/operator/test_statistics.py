@@ -8,7 +8,7 @@ import pytest
 
 from sluice.actors.dispatcher import Dispatcher
 from sluice.actors.messages import Explain, IndexRead, shown
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from tests.scenarios.key_shared.broker import KEYS, Broker, play
 
 GRACE_MS, LEASE_MS = 60_000, 3_000

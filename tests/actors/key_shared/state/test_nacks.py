@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sluice.actors.key_shared.state import carried_redeliveries
+from sluice.actors.key_shared.state import given_back
 from sluice.storage.format.redeliveries import decode
 from tests.actors.key_shared.driver import Driver, at, keys_by_owners
 
@@ -221,7 +221,7 @@ def test_nacks_of_done_or_cleared_messages_are_dropped() -> None:
 
 
 def test_beyond_the_bound_the_longest_delays_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carried_redeliveries, "MOST", 3)
+    monkeypatch.setattr(given_back, "MOST", 3)
     flow = Driver()
     flow.join("c1")
     flow.send(*[X] * 6)

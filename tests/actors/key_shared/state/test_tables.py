@@ -1,11 +1,24 @@
-"""The tables of the hashes: what equal and idle subscriptions share, and what they then do not."""
+"""The tables of the hashes: what equal and idle subscriptions share, and what they then do not.
+
+Columns by hash keep what was written, whether few hashes have rows or all of them.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sluice.actors.key_shared.state.tables import HashTables, distinct, shared_owners
+from sluice.actors.key_shared.state.tables import (
+    GROUP,
+    MANY,
+    MOST_GROUPS,
+    HashGroups,
+    HashTables,
+    distinct,
+    shared_owners,
+)
 from sluice.storage.format.hashing import HASH_RANGE
 
 
@@ -48,3 +61,46 @@ def test_few_and_many_hashes_are_counted_once_alike(count: int) -> None:
     for found in (distinct(hashes.astype(np.intp)), distinct(hashes.astype(np.uint16))):
         assert found.dtype == np.intp, "it is used as an index"
         assert found.tolist() == once
+
+
+HASHES = st.lists(st.integers(0, HASH_RANGE - 1) | st.integers(0, 3 * GROUP), max_size=60)
+
+
+@given(st.lists(HASHES, max_size=8))
+def test_the_columns_are_those_of_whole_arrays(writes: list[list[int]]) -> None:
+    groups, counts, last = (
+        HashGroups(np.int32, np.int64),
+        np.zeros(HASH_RANGE, np.int32),
+        np.zeros(HASH_RANGE, np.int64),
+    )
+    for number, chosen in enumerate(writes, 1):
+        hashes = np.array(chosen, np.intp)
+        rows = groups.rows(hashes)
+        first, second = groups.columns
+        assert (first[rows] == counts[hashes]).all()
+        np.add.at(first, rows, np.int32(1))
+        np.add.at(counts, hashes, np.int32(1))
+        second[rows], last[hashes] = number, number
+    assert (groups.whole(0) == counts).all()
+    assert (groups.whole(1) == last).all()
+
+
+@pytest.mark.parametrize("more", [1, MANY])
+def test_every_hash_has_its_row_at_last(more: int) -> None:
+    groups = HashGroups(np.uint16)
+    few = np.arange(0, MOST_GROUPS * GROUP, GROUP)
+    rows = groups.rows(few)
+    groups.columns[0][rows] = 7
+    assert len(groups.columns[0]) == MOST_GROUPS * GROUP
+    others = np.arange(HASH_RANGE - more, HASH_RANGE)
+    assert (groups.rows(others) == others).all()
+    assert len(groups.columns[0]) == HASH_RANGE
+    assert np.flatnonzero(groups.whole(0)).tolist() == few.tolist()
+    assert set(groups.whole(0).tolist()) == {0, 7}
+
+
+def test_one_hash_takes_little() -> None:
+    groups = HashGroups(np.uint16, np.int32, np.int64)
+    assert groups.nbytes == 0
+    groups.rows(np.array([HASH_RANGE - 1]))
+    assert 0 < groups.nbytes < 4_096

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.actors.key_shared.state.position_table import DONE
-from sluice.actors.key_shared.state.window import FRESH, PENDING, REPLAY, Window
+from sluice.actors.key_shared.state.window import DONE, FRESH, PENDING, REPLAY, Window
 from sluice.storage.errors import InvariantViolation
 from sluice.storage.format.position import ENTRY_BITS, run_positions
 from tests.actors.key_shared.driver import ints

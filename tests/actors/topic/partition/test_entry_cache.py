@@ -8,8 +8,7 @@ import tracemalloc
 
 import pytest
 
-from sluice.actors.ledger.write_state import PendingRun
-from sluice.actors.ledger.writer import Append
+from sluice.actors.ledger.writer import Append, PendingRun
 from sluice.actors.ports.wire import Blob
 from sluice.actors.topic.partition.entry_cache import RUN_BYTES, CachedRun, CacheRoom, EntryCache, cache_run
 from sluice.storage.format.frame import Header

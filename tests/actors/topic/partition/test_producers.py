@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.actors.messages import Published
-from sluice.actors.runtime.shared_future import SharedFuture
+from sluice.actors.runtime.waiting import SharedFuture
 from sluice.actors.runtime.wall_clock import RETURN_MS
 from sluice.actors.topic.partition.producers import (
     FORGET_MS,

@@ -31,7 +31,7 @@ from sluice.actors.pulsar.conversation.limits.intake import (
 )
 from sluice.actors.pulsar.conversation.producing.wire_producer import WireProducer
 from sluice.actors.pulsar.topic_names import TopicPartition
-from sluice.actors.runtime.signal import Signal
+from sluice.actors.runtime.waiting import Signal
 from tests.actors.pulsar.test_keep_alive import HELLO, Wire
 from tests.sim.world import World
 

@@ -1,6 +1,8 @@
-"""A bookie's knowledge of its ledgers: epochs, confirmations, and possible losses. Decisions only, no I/O.
+"""A bookie's knowledge of its ledgers: epochs, confirmations, possible losses, and the segments that hold them.
 
-Epochs. `epoch` is the highest epoch that ever spoke to this bookie about the ledger. It rises in memory before its
+These are decisions only, no I/O.
+
+**Epochs.** `epoch` is the highest epoch that ever spoke to this bookie about the ledger. It rises in memory before its
 record is written, so that an older writer is refused at once, and `durable_epoch` follows when the record is synced;
 only then may an answer rest on it. Every record stands in the journal in the order in which it was admitted, and an
 admission checks the epoch with no `await` before the record is queued. So all adds of older epochs stand in front of
@@ -8,17 +10,20 @@ the record that raised the epoch, and are durable and visible when it is. This i
 a fence arrived may still be answered Done: the fencing answer, and every fencing read, is given after the fence is
 durable, hence after that add can be seen (BK1). An add that was not admitted before the fence is refused.
 
-Limbo. A bookie that may have lost records of a ledger cannot say "no such run" of it, nor that it was never fenced.
+**Limbo.** A bookie that may have lost records of a ledger cannot say "no such run" of it, nor that it was never fenced.
 Such a ledger is in limbo: what is there is served, recovery may write to it, but an explicit negative and the answer
 to a fence are Unavailable, and so is a normal add, since the fence that should refuse it may be among the lost
 records (BK3). After damage that nobody can name, all ledgers that could have been here are in limbo: those that are
 known, and every id below `watermark`, which was made durable before the first record of any ledger below it.
 
-Deleted ledgers are remembered as a bitmap of ids, so that a late add does not bring one back to life.
+**Deleted ledgers** are remembered as a bitmap of ids, so that a late add does not bring one back to life. A closed
+segment of the journal is garbage when no living ledger has a run in it and a start would not replay it. A segment with
+only a small living part is emptied by writing that part again at the end of the journal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from pyroaring import BitMap
@@ -101,3 +106,51 @@ class FencingState:
     def ids(self) -> list[int]:
         """Every ledger that has runs here, ascending."""
         return sorted(self.states)
+
+
+class Segments:
+    """Final sizes of closed segments, and the bytes of each ledger in each segment."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+        self.live: dict[int, dict[int, int]] = {}
+
+    def close(self, segment: int, size: int) -> None:
+        """A segment has its final size."""
+        self.sizes[segment] = size
+
+    def stored(self, segment: int, ledger: int, size: int) -> None:
+        """A run of a ledger was written to a segment."""
+        ledgers = self.live.setdefault(segment, {})
+        ledgers[ledger] = ledgers.get(ledger, 0) + size
+
+    def forget_ledger(self, ledger: int) -> None:
+        for ledgers in self.live.values():
+            ledgers.pop(ledger, None)
+
+    def emptied(self, segment: int) -> None:
+        """All live runs of a segment were moved elsewhere."""
+        self.live.pop(segment, None)
+
+    def gone(self, segment: int) -> None:
+        self.live.pop(segment, None)
+        self.sizes.pop(segment, None)
+
+    def living(self) -> set[int]:
+        """The segments in which something lives."""
+        return {segment for segment, ledgers in self.live.items() if ledgers}
+
+    def garbage(self, before: int) -> list[int]:
+        """Closed segments numbered below `before` in which nothing lives."""
+        return [segment for segment in sorted(self.sizes) if segment < before and not self.live.get(segment)]
+
+    def sparse(self, before: int, percent: int, spared: Container[int] = ()) -> int | None:
+        """The closed segment below `before` with the smallest live part, if that is below `percent`; none of `spared`,
+        which stay as they are.
+        """
+        shares = [
+            (sum(self.live.get(segment, {}).values()) * 100 // max(size, 1), segment)
+            for segment, size in sorted(self.sizes.items())
+            if segment < before and segment not in spared and self.live.get(segment)
+        ]
+        return min(shares)[1] if shares and min(shares)[0] < percent else None

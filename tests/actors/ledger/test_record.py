@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from sluice.actors.ledger.quorum import Quorum
+from sluice.actors.ledger.record import Quorum
 from sluice.storage.errors import Invalid
 
 SHAPES = [Quorum(e, w, a) for e in range(1, 6) for w in range(1, e + 1) for a in range(1, w + 1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from sluice.actors.consumer.lease import Lease
+from sluice.actors.consumer.session import Lease
 from tests.scenarios.key_shared.broker import Broker, play
 from tests.sim.net import LinkFaults
 from tests.sim.world import Process, World
