@@ -53,6 +53,7 @@ from sluice.loadgen.judge.column_operations import (
     distinct,
     ints,
     last_before,
+    mask,
     one_to_one,
     running_end,
     sorted_pairs,
@@ -236,8 +237,8 @@ class _Case:
     def _match_sends(self) -> None:
         """The best that is known of each message's send: its status, place and due time, by message number."""
         status = self.sends.column("status")
-        ok = _mask(pc.equal(status, OK))
-        fail = _mask(pc.equal(status, FAIL))
+        ok = mask(pc.equal(status, OK))
+        fail = mask(pc.equal(status, FAIL))
         self.is_sent = np.zeros(self.count, np.bool_)
         self.is_sent[self.sent[~fail]] = True
         self.is_ok = np.zeros(self.count, np.bool_)
@@ -263,20 +264,18 @@ class _Case:
         self.confirmed_at = np.full(rows, _FOREVER)
         self.nacked_at = np.full(rows, _FOREVER)
         acked, confirmed = ints(acks, "acked_at"), ints(acks, "confirmed_at")
-        negative = _mask(acks.column("negative"))
+        negative = mask(acks.column("negative"))
         # Each acknowledgement belongs to the last delivery of that place to that consumer that came before it.
         deliveries = (self.holder, self.partition, self.position)
         owners = (self.ack_holder, ints(acks, "partition"), ints(acks, "position"))
-        target = acked_rows
-        if target is None:
-            target = last_before(deliveries, self.received_at, owners, acked)
+        target = last_before(deliveries, self.received_at, owners, acked) if acked_rows is None else acked_rows
         known = target >= 0
-        for mask, column, value in (
+        for of_kind, column, value in (
             (~negative, self.acked_at, acked),
             (negative, self.nacked_at, acked),
             (~negative & (confirmed > 0), self.confirmed_at, confirmed),
         ):
-            chosen = mask & known
+            chosen = of_kind & known
             np.minimum.at(column, target[chosen], value[chosen])
         self._share_release(deliveries)
         self.ended_at = self._session_ends(events)
@@ -300,7 +299,7 @@ class _Case:
         ends = np.full(self.receives.num_rows, _FOREVER)
         sessions = ints(self.receives, "session")
         over = pc.is_in(events.column("event"), pa.array([DETACH, DEATH, EXPIRED]))
-        for row in np.flatnonzero(_mask(over)):
+        for row in np.flatnonzero(mask(over)):
             session, partition = events.column("session")[row].as_py(), events.column("partition")[row].as_py()
             mine = self.holder == self.event_holder[row]
             if session >= 0:
@@ -308,7 +307,7 @@ class _Case:
             if partition >= 0:
                 mine &= self.partition == partition
             np.minimum(ends, events.column("at")[row].as_py(), out=ends, where=mine)
-        changed = _mask(pc.equal(events.column("event"), OWNER_CHANGE))
+        changed = mask(pc.equal(events.column("event"), OWNER_CHANGE))
         self.owner_changes: list[tuple[int, int]] = sorted(
             zip(ints(events, "partition")[changed].tolist(), ints(events, "at")[changed].tolist(), strict=True)
         )
@@ -337,7 +336,7 @@ class _Case:
 
     def _check_places(self, findings: Findings) -> None:
         """One message, one place; one place, one message."""
-        known = _mask(pc.equal(self.sends.column("status"), OK)) & (ints(self.sends, "position") >= 1 << ENTRY_BITS)
+        known = mask(pc.equal(self.sends.column("status"), OK)) & (ints(self.sends, "position") >= 1 << ENTRY_BITS)
         message = np.concatenate([self.sent[known], self.got])
         partition = np.concatenate([ints(self.sends, "partition")[known], self.partition])
         position = np.concatenate([ints(self.sends, "position")[known], self.position])
@@ -497,7 +496,3 @@ class _Case:
         if code >= len(self.keys):
             return f"message {int(self.message_seq[message])} without key"
         return f"message {int(self.message_seq[message])} of key {self.keys[code].as_py()!r}"
-
-
-def _mask(column: pa.ChunkedArray) -> Mask:
-    return np.asarray(column.to_numpy(), np.bool_)

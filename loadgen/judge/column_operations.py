@@ -16,6 +16,11 @@ def ints(table: pa.Table, name: str) -> Int64s:
     return np.asarray(table.column(name).to_numpy(), np.int64)
 
 
+def mask(column: pa.ChunkedArray) -> Mask:
+    """A column of yes and no, shape (n,)."""
+    return np.asarray(column.to_numpy(), np.bool_)
+
+
 def sorted_pairs(high: Int64s, low: Int64s) -> Int64s:
     """Row numbers in the order of (high, low), from 0 up; compared as one number where they fit into one: faster."""
     width = int(low.max(initial=0)).bit_length()

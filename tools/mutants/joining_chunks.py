@@ -110,8 +110,8 @@ JOINING_CHUNKS: list[Mutant] = [
     Mutant(
         name="a consumer waits for chunks for less than they may take",
         module="sluice.cluster.client.options",
-        old="expire, CHUNKS_MS, MOST_QUEUED)",
-        new="expire, 1, MOST_QUEUED)",
+        old='_chunked_message_ms", CHUNKS_MS, MOST_QUEUED)',
+        new='_chunked_message_ms", 1, MOST_QUEUED)',
         world=WORLD,
         test=f"{LARGE}::test_a_consumer_waits_for_chunks_as_long_as_producers_take",
     ),

@@ -229,8 +229,8 @@ LEAVING_BEHIND: list[Mutant] = [
     Mutant(
         name="last lines of workers are cut where they end",
         module="sluice.cluster.workers.registry",
-        old="report.tails = _fitting(self._callbacks.tails())",
-        new="report.tails = json.dumps(self._callbacks.tails())[:MOST_POOL_STATUS]",
+        old="report.tails = _fitting(self._keeper.tails())",
+        new="report.tails = json.dumps(self._keeper.tails())[:MOST_POOL_STATUS]",
         world="workers",
         test=f"{REGISTRY}::test_last_lines_that_are_too_long_are_cut_in_front",
     ),

@@ -132,7 +132,7 @@ REMEMBERING: list[Mutant] = [
     Mutant(
         name="a keeper begins with the numbers that it was made with",
         module="sluice.cluster.workers.registry",
-        old="        self._callbacks.on_wanted(wanted)\n        return self._epoch\n",
+        old="        self._tell(wanted)\n        return self._epoch\n",
         new="        return self._epoch\n",
         world=WORKERS,
         test="tests/cluster/workers/test_registry.py::test_a_keeper_hears_with_its_claim_what_is_wanted",
