@@ -27,7 +27,7 @@ from sluice.actors.bookie.bookie import Bookie
 from sluice.actors.messages import BookieList, OpenProducer, ProducerOpened, Publish, ReadEnds, TopicSettings
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Blob, Reply, Request
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.actors.topic.topic import Topic
 from sluice.cluster.base.arguments import ArgumentParser, count
 from sluice.cluster.base.real import RealClock, Tasks

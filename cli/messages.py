@@ -30,7 +30,7 @@ from sluice.cluster.base.printable import printable
 from sluice.storage.dates import iso_time
 
 if TYPE_CHECKING:
-    from sluice.cluster.client.consumer import Consumer
+    from sluice.cluster.client.blocking import Consumer
     from sluice.cluster.client.message import Message
 
 QUEUE = 1000

@@ -21,7 +21,7 @@ from sluice.actors.bookie.store import BookieStore
 from sluice.actors.ownership.ids import stay_above
 from sluice.actors.ports import Disk, DiskFailed, DiskFull, Ports
 from sluice.actors.ports.wire import Blob, Reply, Request
-from sluice.actors.runtime.actor import Actor, Outcome
+from sluice.actors.runtime.host import Actor, Outcome
 from sluice.actors.runtime.waiting import SharedFuture, all_of
 from sluice.storage.errors import Conflict, Corrupt, Invalid, SluiceError, Unavailable
 from sluice.storage.format.frame import PREFIX_BYTES, Header, decode_head, head_size, payload_crc

@@ -25,7 +25,7 @@ import msgspec
 from sluice.actors.messages import Leading, WhoLeads
 from sluice.actors.ownership.fenced_record import FencedRecord, record_in
 from sluice.actors.ports import Ports, Unknown
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.storage.errors import Corrupt, Fenced, SluiceError
 
 ASK_MS, ASK_TIMEOUT = 500, 1_000

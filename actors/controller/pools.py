@@ -24,7 +24,7 @@ from sluice.actors.messages import ClaimPool, DescribePools, Done, DrainPool, Po
 from sluice.actors.ownership.names import check_name
 from sluice.actors.policies.policy_records import decoded
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound
 

@@ -9,7 +9,7 @@ What is decided where:
 * what is not due yet: `actors.delayed`, and `due`;
 * what comes next from the log: `reader`;
 * who is attached, and until when: `membership`, carried out by `consumers`, `leases` and `grace`;
-* what goes out: `dispatch_loop`; what comes back unfinished: `redelivery` and `dead_letters`;
+* what goes out: `dispatch_loop`; what comes back unfinished: `ack_handler` and `dead_letters`;
 * which keys wait for an operator's decision: `parked_keys`;
 * which delayed messages are taken back, or come at another time: `delayed_messages`;
 * where the cursor is moved to: `seek`;
@@ -21,7 +21,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from sluice.actors.delayed.shared import SharedIndex
-from sluice.actors.dispatcher.delivery.ack_handler import AckHandler
+from sluice.actors.dispatcher.delivery.ack_handler import AckHandler, Redelivery
 from sluice.actors.dispatcher.delivery.consumers import Consumers
 from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.dispatcher.delivery.dead_letters import DeadLetterMover
@@ -33,7 +33,6 @@ from sluice.actors.dispatcher.delivery.leases import Leases
 from sluice.actors.dispatcher.delivery.open_positions import OpenPositions
 from sluice.actors.dispatcher.delivery.process_sessions import ProcessSessions
 from sluice.actors.dispatcher.delivery.reader import BacklogReader
-from sluice.actors.dispatcher.delivery.redelivery import Redelivery
 from sluice.actors.dispatcher.delivery.sessions import Session
 from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription
 from sluice.actors.dispatcher.operator.configuration import SubscriptionConfiguration
@@ -101,7 +100,7 @@ from sluice.actors.messages import (
 )
 from sluice.actors.ownership.fenced_record import FencedRecord
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.storage.errors import Fenced, Unavailable
 from sluice.storage.format.position import show
 

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.actors.consumer.payload import Payloads
 from sluice.actors.delayed.manifest import last_epoch, manifest_key
-from sluice.actors.delayed.rescheduled import RescheduledTracker
+from sluice.actors.delayed.open_tracker import make_tracker
 from sluice.actors.delayed.shared import SharedIndex
-from sluice.actors.delayed.tracker import make_tracker
+from sluice.actors.delayed.tracker import RescheduledTracker
 from sluice.actors.dispatcher.delivery.assignment_history import AssignmentHistory
 from sluice.actors.dispatcher.delivery.changed_delays import ChangedDelays
 from sluice.actors.dispatcher.delivery.context import Ownership, SubscriptionContext, Wakeups
 from sluice.actors.dispatcher.delivery.grace import RecordedPlaces
 from sluice.actors.dispatcher.delivery.progress import ProgressReporter, epoch_of
-from sluice.actors.dispatcher.delivery.redelivery import RecordedRedeliveries
-from sluice.actors.dispatcher.delivery.redelivery_clock import RedeliveryClock
+from sluice.actors.dispatcher.delivery.redelivery_clock import RecordedRedeliveries, RedeliveryClock
 from sluice.actors.dispatcher.delivery.sessions import Sessions, first_session
 from sluice.actors.dispatcher.delivery.subscription import (
     CursorStore,
@@ -105,13 +104,12 @@ async def take_over(
     )
     changed_delays = ChangedDelays(ports, identity, epoch, state.cursor, fresh=fresh)
     places = RecordedPlaces(ports, core, state.settings)
-    parked = RecordedParkedKeys(core, state.cursor)
     clock = RedeliveryClock(ports, core)
     recorded: list[Recorded] = [
         clock,
         RecordedRedeliveries(ports, core, clock),
         changed_delays,
-        parked,
+        RecordedParkedKeys(core, state.cursor),
         places,
         history,
     ]
@@ -119,9 +117,7 @@ async def take_over(
         for part in recorded:
             with reading(f"{part.field} in the record of a subscription"):
                 await part.load(value.get(part.field))
-    # What the settings keep empty no version of the record asks.
-    used = {parked.field: core.parking.on, places.field: core.ring.keeps_places}
-    snapshot = partial(state.contents, [part for part in recorded if used.get(part.field, True)])
+    snapshot = partial(state.contents, recorded)
     await record.save(snapshot())
     reporter = ProgressReporter(ports, topic, identity, epoch, state)
     await reporter.introduce()

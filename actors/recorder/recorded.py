@@ -200,7 +200,11 @@ def _tapped(number: int, original: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException as error:
             recording.note((number, arguments, named or None, None, f"{type(error).__name__}: {error}"))
             raise
-        recording.note((number, arguments, named or None, None if answer is None else outcome(answer), ""))
+        if isinstance(answer, int):
+            kept: Any = int(answer)  # what `outcome` makes of it: most calls answer so, or nothing
+        else:
+            kept = None if answer is None else outcome(answer)
+        recording.note((number, arguments, named or None, kept, ""))
         return answer
 
     return call

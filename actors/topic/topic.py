@@ -69,7 +69,7 @@ from sluice.actors.messages import (
 )
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob
-from sluice.actors.runtime.actor import Actor, Outcome
+from sluice.actors.runtime.host import Actor, Outcome
 from sluice.actors.runtime.waiting import SharedFuture, Signal
 from sluice.actors.topic.background.maintenance import TopicMaintenance
 from sluice.actors.topic.partition.admission import Admission
@@ -282,7 +282,8 @@ class Topic(Actor):
         if not isinstance(self._producers.judge(producer, first, count, follows), StoreNow):
             return False
         run, _ = self._decoded(request, cast(memoryview, request.payload.data))
-        self._termination.check()
+        if self._log.record.terminated or self._termination.under_way:
+            self._termination.check()
         stored = self._append(run, Blob(run.payload), [producer], ((request.producer, first, count),))
         stored.then(lambda: answer(stored.outcome()))
         return True
@@ -497,7 +498,7 @@ class Topic(Actor):
         """Return confirmed runs; wait for the first one at most `wait` ms."""
         await self._ready()
         until = self.ports.clock.monotonic() + request.wait
-        knows_end = self._termination.done if request.ends_known is None else request.ends_known
+        knows_end = self._log.record.terminated if request.ends_known is None else request.ends_known
         while True:
             table = self._maintenance.compacted if request.compacted else None
             if table is not None and (compacted := await table.index(request)) is not None:
@@ -505,7 +506,7 @@ class Topic(Actor):
                 return compacted
             reply = await self._reads.index(request)
             await self._ready()
-            reply.ends = self._termination.done and reply.resume > self._log.last_confirmed
+            reply.ends = self._log.record.terminated and reply.resume > self._log.last_confirmed
             left = until - self.ports.clock.monotonic()
             if reply.runs or reply.ended or reply.lost or left <= 0 or (reply.ends and not knows_end):
                 return reply

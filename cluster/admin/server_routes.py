@@ -38,7 +38,7 @@ from msgspec import structs
 from sluice.actors.messages import DescribeCluster, Erase, Explain, ListDelayed, Ping, Stats, shown
 from sluice.actors.policies.permission_cache import PermissionCache
 from sluice.actors.ports import Ports, Unknown
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.cluster.admin.broker import CALL_TIMEOUT, Broker, named, subscription_of, topic_of
 from sluice.cluster.admin.paths import pulsar_routes
 from sluice.cluster.admin.rights import check_rights, write_down

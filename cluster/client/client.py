@@ -16,11 +16,10 @@ from sluice.actors.ports import Ports
 from sluice.cluster.base.loop import LoopThread
 from sluice.cluster.base.own_process import OfThisProcess
 from sluice.cluster.client.async_client import AsyncClient, F, Opening
-from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.blocking import Consumer, Producer
 from sluice.cluster.client.dead_letters import DeadLetters
 from sluice.cluster.client.log_reader import StoredRange, read_range
 from sluice.cluster.client.message import MessageId
-from sluice.cluster.client.producer import Producer
 from sluice.cluster.client.reader import Reader, reader_name, reading
 from sluice.cluster.client.topic_pattern import Topics
 from sluice.cluster.client.typed_settings import ConsumerSettings, ProducerSettings

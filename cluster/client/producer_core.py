@@ -42,7 +42,6 @@ from sluice.cluster.client.settings_input import as_bytes, as_payload, check_cal
 from sluice.cluster.typed.variables import S
 from sluice.storage.errors import Fenced, Invalid, SluiceError, Unavailable
 from sluice.storage.format.batch import MAX_MESSAGE_BYTES, StoredBatch, bytes_of, make_batch
-from sluice.storage.format.message_container import MessageContainer
 
 MAX_PENDING_BYTES = 128 * 1024 * 1024
 MAX_PENDING_MESSAGES = 500_000
@@ -242,8 +241,7 @@ class ProducerCore(OfThisProcess, Generic[S]):
         """Tell tasks that wait for room, under the lock."""
 
     def _new_container(self) -> GatheredMessages:
-        receipt = Receipt(check_wait=self._loop.check_thread)
-        return GatheredMessages(self._row, receipt, MessageContainer(self._options.pulsar), self._ports.clock)
+        return GatheredMessages.empty(self._row, self._options.pulsar, self._loop.check_thread, self._ports.clock)
 
     def _payload(self, content: object) -> bytes:
         """The payload of a message: of a producer with a schema that of a value. Raises Invalid."""

@@ -13,7 +13,7 @@ from typing import Any, Generic
 from sluice.actors.ports import Ports
 from sluice.cluster.base.own_process import OfThisProcess
 from sluice.cluster.client.async_consumer import AsyncConsumer
-from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.blocking import Consumer
 from sluice.cluster.client.consumer_core import ConsumerCore
 from sluice.cluster.client.message import Message, MessageId
 from sluice.cluster.client.typed_settings import ConsumerSettings

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 from sluice.actors.ports import Address, Unknown
 from sluice.actors.ports.wire import Packed
-from sluice.actors.runtime.actor import Actor
-from sluice.actors.runtime.host import Answer, HostedActor, Message, OnAnswer, ended
+from sluice.actors.runtime.host import Actor, Answer, HostedActor, Message, OnAnswer, ended
 from sluice.cluster.base.real import SHARED_CONTEXT, Tasks
 from sluice.cluster.host.disk import FileDisk
 from sluice.storage.errors import SluiceError, Unavailable

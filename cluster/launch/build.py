@@ -22,7 +22,7 @@ from sluice.actors.delayed.shared import SharedIndexes
 from sluice.actors.placement.placement import Placement
 from sluice.actors.placement.placer import Placer
 from sluice.actors.ports import Places, Ports
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.cluster.gateway.ports import wanted_ports
 from sluice.cluster.host.disk import FileDisk
 from sluice.cluster.host.metadata_quota import METADATA_QUOTA_BYTES

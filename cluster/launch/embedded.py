@@ -24,7 +24,7 @@ from sluice.actors.dispatcher import Dispatcher
 from sluice.actors.dispatcher.takeover import ProcessRecorder
 from sluice.actors.ports import Address, InCommon, Node, Unknown
 from sluice.actors.ports.wire import Blob
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.cluster.base.forks import Birthplace, ended_at_exit
 from sluice.cluster.base.loop import CallersLoop, LoopThread, carried_out
 from sluice.cluster.base.real import StructuredLog, Tasks, real_ports

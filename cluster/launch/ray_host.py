@@ -31,8 +31,7 @@ from sluice.actors.controller.candidate import ControllerCandidate
 from sluice.actors.messages import Stats, Text
 from sluice.actors.ports import Address, InCommon, Meta, Objects, Ports, Unknown
 from sluice.actors.ports.wire import pack_error
-from sluice.actors.runtime.actor import Actor
-from sluice.actors.runtime.host import Message, OnAnswer
+from sluice.actors.runtime.host import Actor, Message, OnAnswer
 from sluice.cluster.base.arrow import without_pandas
 from sluice.cluster.base.collector import collect_seldom
 from sluice.cluster.base.descriptors import raise_limit

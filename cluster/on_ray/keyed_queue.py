@@ -25,16 +25,15 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.actors.ownership.names import check_name
 from sluice.cluster.base.loop import carried_out
+from sluice.cluster.client.receipts import MessageContainer
 from sluice.cluster.client.settings_input import as_bytes
 from sluice.cluster.launch.connecting import connect
 from sluice.storage.errors import Fenced, Invalid, SluiceError, Timeout
-from sluice.storage.format.message_container import MessageContainer
 
 if TYPE_CHECKING:
+    from sluice.cluster.client.blocking import Consumer, Producer
     from sluice.cluster.client.client import Client
-    from sluice.cluster.client.consumer import Consumer
     from sluice.cluster.client.message import Message
-    from sluice.cluster.client.producer import Producer
 
 __all__ = ["Empty", "Full", "Item", "KeyedQueue"]
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.actors.consumer.unacked_messages import Received
-from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.blocking import Consumer
 from sluice.storage.format.position import show
 
 Rows = tuple[Received, npt.NDArray[np.int64]]

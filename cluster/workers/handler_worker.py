@@ -28,7 +28,7 @@ from typing import Any
 
 from sluice.cluster.base.log_filter import FewOfEachKind
 from sluice.cluster.base.tracing import traced
-from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.blocking import Consumer
 from sluice.cluster.client.message import Message
 from sluice.cluster.workers.ages import Rows, keyless, waiting_ages
 from sluice.cluster.workers.options import STOP, WorkersOptions

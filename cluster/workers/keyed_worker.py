@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from sluice.actors.consumer.unacked_messages import Received
-from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.blocking import Consumer
 from sluice.cluster.client.message import Batch, Message
 from sluice.cluster.workers.ages import Rows
 from sluice.cluster.workers.handler_worker import Handler, HandlerWorker, awaited, key_of

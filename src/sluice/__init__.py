@@ -32,11 +32,10 @@ if TYPE_CHECKING:
     from sluice.cluster.client.async_client import AsyncClient
     from sluice.cluster.client.async_consumer import AsyncConsumer
     from sluice.cluster.client.async_producer import AsyncProducer
+    from sluice.cluster.client.blocking import Consumer, Producer
     from sluice.cluster.client.client import Client
-    from sluice.cluster.client.consumer import Consumer
     from sluice.cluster.client.dead_letters import AsyncDeadLetters, DeadLetter, DeadLetters
     from sluice.cluster.client.message import Batch, Message, MessageId
-    from sluice.cluster.client.producer import Producer
     from sluice.cluster.client.reader import AsyncReader, Reader
     from sluice.cluster.client.receipts import Receipt, SentMessage
     from sluice.cluster.launch.connecting import connect, connect_async
@@ -106,7 +105,7 @@ _HOMES = {
     "AsyncReader": "cluster.client.reader",
     "Batch": "cluster.client.message",
     "Client": "cluster.client.client",
-    "Consumer": "cluster.client.consumer",
+    "Consumer": "cluster.client.blocking",
     "DeadLetter": "cluster.client.dead_letters",
     "DeadLetters": "cluster.client.dead_letters",
     "FailedRows": "cluster.workers.failed_rows",
@@ -115,7 +114,7 @@ _HOMES = {
     "Message": "cluster.client.message",
     "MessageId": "cluster.client.message",
     "PoolStatus": "cluster.workers.keeper",
-    "Producer": "cluster.client.producer",
+    "Producer": "cluster.client.blocking",
     "Reader": "cluster.client.reader",
     "Receipt": "cluster.client.receipts",
     "Result": "cluster.workers.outputs",

@@ -27,7 +27,7 @@ from sluice.actors.messages import (
     TopicSettings,
 )
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.storage.errors import Corrupt, Invalid, NotFound, Unavailable
 from tests.actors.controller.test_controller import Stage, play
 from tests.actors.dispatcher.late_topic import delay_ends

@@ -17,8 +17,8 @@ import pyarrow as pa
 import sluice
 from sluice.actors.ports import Ports
 from sluice.cluster.base.real import RealClock, StructuredLog, Tasks, make_rng
+from sluice.cluster.client.blocking import Consumer
 from sluice.cluster.client.client import Client
-from sluice.cluster.client.consumer import Consumer
 from sluice.cluster.launch import launch
 from sluice.cluster.launch.discovery import find
 from sluice.cluster.node.folder import STATE_FILE

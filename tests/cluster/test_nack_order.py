@@ -7,8 +7,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 
+from sluice.cluster.client.blocking import Consumer
 from sluice.cluster.client.client import Client
-from sluice.cluster.client.consumer import Consumer
 from sluice.cluster.client.message import Message, MessageId
 from sluice.cluster.workers.pool import Workers
 from sluice.storage.errors import Conflict, Invalid, Timeout

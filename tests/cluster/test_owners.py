@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 import sluice
+from sluice.cluster.client.blocking import Consumer
 from sluice.cluster.client.client import Client
-from sluice.cluster.client.consumer import Consumer
 from sluice.cluster.client.message import Batch
 from sluice.cluster.client.receipts import Receipt
 from sluice.cluster.launch import launch

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import sluice
+from sluice.cluster.client.blocking import Consumer
 from sluice.cluster.client.client import Client
-from sluice.cluster.client.consumer import Consumer
 from sluice.cluster.client.message import Message, MessageId
 from sluice.storage.errors import Invalid, Timeout
 from tests.cluster.helpers import eventually

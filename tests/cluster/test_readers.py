@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import sluice
+from sluice.cluster.client.blocking import Consumer
 from sluice.cluster.client.client import Client
-from sluice.cluster.client.consumer import Consumer
 from sluice.storage.errors import Invalid, Timeout
 from tests.cluster.helpers import PATIENCE_MS, eventually
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import sluice
+from sluice.cluster.client.blocking import Consumer
 from sluice.cluster.client.client import Client
-from sluice.cluster.client.consumer import Consumer
 from sluice.cluster.client.topic_pattern import matches
 from sluice.storage.errors import Fenced, Invalid, NotFound, Timeout
 from tests.cluster.helpers import PATIENCE_MS

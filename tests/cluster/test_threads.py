@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import sluice.cluster.client.consumer
+import sluice.cluster.client.blocking
 import sluice.cluster.client.consumer_core
 import sluice.cluster.client.receiver_queue
 from sluice.actors.consumer.unacked_messages import Received, UnackedMessageTracker
+from sluice.cluster.client.blocking import Consumer
 from sluice.cluster.client.client import Client
-from sluice.cluster.client.consumer import Consumer
 from sluice.cluster.client.message import Message
 from sluice.cluster.client.options import ConsumerOptions
 from sluice.cluster.client.receiver_queue import ReceiverQueue
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(300)
 
 SEEDS = 60
 WATCHED = (
-    sluice.cluster.client.consumer,
+    sluice.cluster.client.blocking,
     sluice.cluster.client.consumer_core,
     sluice.cluster.client.receiver_queue,
 )

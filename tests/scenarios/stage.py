@@ -58,7 +58,7 @@ from sluice.actors.messages import (
 )
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Blob, Reply, Request
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.actors.topic.topic import Topic
 from sluice.cluster.launch.topic_rooms import topic_resources
 from sluice.storage.errors import SluiceError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sluice.actors.messages import Alive, LedgerList, ListLedgers, Ping, Stats, Text
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Reply
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.storage.errors import NotFound
 from tests.sim.world import World
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from sluice.actors.placement.slots import Times
 from sluice.actors.ports import Address, Node, Ports
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.storage.errors import Invalid, Unavailable
 from tests.sim.loop import SimLoop
 

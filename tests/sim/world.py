@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 
 from sluice.actors.ports import SHARED_FROM, Address, DiskFailed, InCommon, Ports, Unknown
 from sluice.actors.ports.wire import Reply, Request
-from sluice.actors.runtime.actor import Actor
-from sluice.actors.runtime.host import HostedActor, Message, OnAnswer
+from sluice.actors.runtime.host import Actor, HostedActor, Message, OnAnswer
 from sluice.storage.errors import Invalid, SluiceError, Unavailable
 from tests.sim.clock import SimClock, SimRng
 from tests.sim.disk import DiskFaults, SimDisk

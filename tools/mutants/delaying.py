@@ -171,7 +171,7 @@ DELAYING: list[Mutant] = [
     ),
     Mutant(
         name="the index beneath gives out what was rescheduled",
-        module="sluice.actors.delayed.rescheduled",
+        module="sluice.actors.delayed.tracker",
         old="        others = ~self._changes.is_moved(taken[0])\n",
         new="        others = taken[0] >= 0\n",
         world=CANCELS,
@@ -179,7 +179,7 @@ DELAYING: list[Mutant] = [
     ),
     Mutant(
         name="the log gives out what was rescheduled",
-        module="sluice.actors.delayed.rescheduled",
+        module="sluice.actors.delayed.tracker",
         old="        mine = self._changes.is_moved(positions)\n        if not mine.any():\n",
         new="        mine = self._changes.is_moved(positions)\n        if True:\n",
         world=CANCELS,
@@ -187,7 +187,7 @@ DELAYING: list[Mutant] = [
     ),
     Mutant(
         name="an earlier new time is not forgotten",
-        module="sluice.actors.delayed.rescheduled",
+        module="sluice.actors.delayed.tracker",
         old="            self._moved.purge()",
         new="            pass",
         world=CANCELS,
@@ -219,7 +219,7 @@ DELAYING: list[Mutant] = [
     ),
     Mutant(
         name="a subscription without an index leaves what an older owner stored meanwhile",
-        module="sluice.actors.delayed.on_demand",
+        module="sluice.actors.delayed.tracker",
         old="            self._index = self._own.make()\n        await self._index.delete()\n",
         new="            return\n        await self._index.delete()\n",
         world=BROKER,
@@ -227,7 +227,7 @@ DELAYING: list[Mutant] = [
     ),
     Mutant(
         name="an index that comes behind the end of its owner writes",
-        module="sluice.actors.delayed.on_demand",
+        module="sluice.actors.delayed.tracker",
         old="            self._index = self._own.make()\n        await self._index.close()\n",
         new="            return\n        await self._index.close()\n",
         world=BROKER,

@@ -42,7 +42,7 @@ DISPATCHING: list[Mutant] = [
     ),
     Mutant(
         name="what is acknowledged is given back with everything else",
-        module="sluice.actors.dispatcher.delivery.redelivery",
+        module="sluice.actors.dispatcher.delivery.ack_handler",
         old="self._ack_handler.acknowledge(done[self._core.knows(session.number, done)], session.number, now)\n",
         new="pass\n",
         world=BROKER,

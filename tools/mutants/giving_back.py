@@ -18,7 +18,7 @@ GIVING_BACK: list[Mutant] = [
     ),
     Mutant(
         name="a hand-back is answered before it is durable",
-        module="sluice.actors.dispatcher.delivery.redelivery",
+        module="sluice.actors.dispatcher.delivery.ack_handler",
         old="        await self._store.barrier()\n        return GivenBack(revocation=revocation)\n",
         new="        return GivenBack(revocation=revocation)\n",
         world=REDELIVERIES,

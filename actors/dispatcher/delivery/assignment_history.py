@@ -60,6 +60,8 @@ class AssignmentHistory:
 
     # -- in the record: see Recorded ------------------------------------------------------------------------------
 
+    used = True
+
     @property
     def field(self) -> str:
         return "assignments"

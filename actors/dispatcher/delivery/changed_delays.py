@@ -44,8 +44,8 @@ class ChangedDelays:
         """The changes that are not in the table."""
         self._since: DelayChanges | None = None
         """While a table is being written: the changes that are not in that one either."""
-        self._any = False
-        """Whether there was ever a change: most subscriptions have none, and each version of the record asks."""
+        self.used = False
+        """Whether there was ever a change: most subscriptions have none."""
         self._table = ""
         self._reopened: int | None = None
         """From this position on the cancellations of the table are void."""
@@ -56,7 +56,7 @@ class ChangedDelays:
 
     async def load(self, stored: Any) -> None:
         if stored:
-            self._any = True
+            self.used = True
             self._table = stored["table"]
             if self._table:
                 found = await attempt(self._ports, lambda: self._ports.meta.read(self._table))
@@ -71,7 +71,7 @@ class ChangedDelays:
         self._forget_done()
 
     def to_record(self) -> Any:
-        if not self._any or not (self._table or len(self._recent)):
+        if not self._table and not len(self._recent):
             return None
         stored = {"table": self._table, "recent": self._recent.encode()}
         return stored if self._reopened is None else {**stored, "reopened": self._reopened}
@@ -98,7 +98,7 @@ class ChangedDelays:
             self._reopened_since = _lower(self._reopened_since, start)
 
     def _all(self) -> list[DelayChanges]:
-        self._any = True
+        self.used = True
         return [self.now, self._recent] if self._since is None else [self.now, self._recent, self._since]
 
     # -- the table --------------------------------------------------------------------------------------------------

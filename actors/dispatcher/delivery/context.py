@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sluice.actors.consumer.payload import Payloads
-from sluice.actors.delayed.rescheduled import RescheduledTracker
+from sluice.actors.delayed.tracker import RescheduledTracker
 from sluice.actors.dispatcher.delivery.assignment_history import AssignmentHistory
 from sluice.actors.dispatcher.delivery.changed_delays import ChangedDelays
 from sluice.actors.dispatcher.delivery.damping import Damping

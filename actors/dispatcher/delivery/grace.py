@@ -48,6 +48,7 @@ class RecordedPlaces:
         self._ports, self._core = ports, core
         self._kind = [settings.selector, settings.replica_points]
         self.damping = Damping(settings.grace_ms)
+        self.used = core.ring.keeps_places
 
     def to_record(self) -> Any:
         ring = self._core.ring

@@ -1,4 +1,6 @@
-"""The clock by which messages that were given back wait: the wall clock, by which the record names their times.
+"""Delays and counts of messages that were given back, as the record has them, and the clock of the delays.
+
+Such messages wait by the wall clock, by which the record names their times.
 
 A delay is a length of time, and a wall clock can be set, or be wrong for a while. An owner that finds it set moves all
 times by as much as the clock leapt, so that the rest of each delay stays the same. The monotonic clock shows how much
@@ -18,6 +20,7 @@ import numpy as np
 
 from sluice.actors.key_shared import KeySharedDispatcher
 from sluice.actors.ports import Ports
+from sluice.storage.format import redeliveries
 from sluice.storage.format.redeliveries import Redeliveries
 
 SET_MS = 1_000
@@ -28,6 +31,7 @@ class RedeliveryClock:
     """The clock of one owner. It is `Recorded`, before the redeliveries whose times it explains."""
 
     field = "redeliveries_at"
+    used = True
 
     def __init__(self, ports: Ports, core: KeySharedDispatcher) -> None:
         self._clock, self._core = ports.clock, core
@@ -59,3 +63,23 @@ class RedeliveryClock:
             most = np.maximum(now + rows.until - self._written, 1)
             rows = rows._replace(until=np.where(rows.until > 0, np.minimum(rows.until, most), 0))
         self._core.remember(rows, now)
+
+
+class RecordedRedeliveries:
+    """The delays and redelivery counts; see `Recorded`. Logs when there are more than the record takes."""
+
+    field = "redeliveries"
+    used = True
+
+    def __init__(self, ports: Ports, core: KeySharedDispatcher, clock: RedeliveryClock) -> None:
+        self._ports, self._core, self._clock = ports, core, clock
+
+    def to_record(self) -> Any:
+        before = self._core.not_durable
+        rows = self._core.redeliveries()
+        if self._core.not_durable and not before:
+            self._ports.log("redeliveries_not_durable", messages=self._core.not_durable)
+        return rows
+
+    async def load(self, stored: Any) -> None:
+        self._clock.begin_with(redeliveries.decode(stored or b""))

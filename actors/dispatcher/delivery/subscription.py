@@ -62,10 +62,15 @@ class PartitionSubscription:
 
 
 class Recorded(Protocol):
-    """A part that is recorded with the subscription, in a field of its own. field: its name in the record."""
+    """A part that is recorded with the subscription, in a field of its own. field: its name in the record. used:
+    whether there can be anything to record, else no version of the record asks.
+    """
 
     @property
     def field(self) -> str: ...
+
+    @property
+    def used(self) -> bool: ...
 
     def to_record(self) -> Any:
         """Return the present state, in types of msgpack; None leaves the field out."""
@@ -158,7 +163,7 @@ class SubscriptionState:
 
     def contents(self, parts: Iterable[Recorded]) -> dict[str, Any]:
         """Check the state, and return the present contents of the whole record."""
-        fields = {part.field: part.to_record() for part in parts}
+        fields = {part.field: part.to_record() for part in parts if part.used}
         return self.to_record() | {field: value for field, value in fields.items() if value is not None}
 
     def mark_delete(self) -> int:

@@ -265,6 +265,7 @@ class RecordedParkedKeys:
 
     def __init__(self, core: KeySharedDispatcher, cursor: Cursor) -> None:
         self._core, self._cursor = core, cursor
+        self.used = core.parking.on
 
     def to_record(self) -> Any:
         return self._core.parking.record() or None

@@ -22,7 +22,8 @@ class Termination:
 
     def __init__(self, ports: Ports, log: ManagedLedger) -> None:
         self._ports, self._log = ports, log
-        self._under_way = 0
+        self.under_way = 0
+        """How many requests are just ending it."""
 
     @property
     def done(self) -> bool:
@@ -34,17 +35,17 @@ class Termination:
         record = self._log.record
         if record.terminated:
             raise Terminated(f"topic {record.topic!r} was terminated: it takes no more messages")
-        if self._under_way:
+        if self.under_way:
             raise Unavailable(f"topic {record.topic!r} is being terminated")
 
     async def end(self) -> None:
         """Take no more messages, durably. Raises Unavailable, Fenced."""
-        self._under_way += 1
+        self.under_way += 1
         try:
             await self._settle()
             await self._log.metadata.update(lambda record: msgspec.structs.replace(record, terminated=True))
         finally:
-            self._under_way -= 1
+            self.under_way -= 1
         self._ports.log("terminated", topic=self._log.record.topic, partition=self._log.record.partition)
         self._log.wake()
 

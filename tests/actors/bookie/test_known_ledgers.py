@@ -8,7 +8,7 @@ import random
 import pytest
 
 from sluice.actors import messages
-from sluice.actors.runtime.actor import REQUESTS
+from sluice.actors.runtime.host import REQUESTS
 from sluice.storage.errors import Fenced, NotFound, Unavailable
 from tests.actors.bookie.world import HARSH, SMALL, World, add, read, settle
 from tests.sim.loop import simulated

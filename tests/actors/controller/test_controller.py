@@ -38,7 +38,7 @@ from sluice.actors.messages import (
     TopicSettings,
 )
 from sluice.actors.ports import Address, Ports, Unknown
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.storage.errors import Conflict, Corrupt, Invalid, NotFound, SluiceError
 from tests.sim.world import World
 

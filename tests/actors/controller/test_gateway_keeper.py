@@ -9,7 +9,7 @@ from sluice.actors.controller.controller import Controller
 from sluice.actors.controller.gateway_keeper import GONE_MS, SURVEY_MS
 from sluice.actors.messages import StartGateways
 from sluice.actors.ports import Ports
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from tests.sim.world import World
 
 CONTROLLER = "controller/controller"

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.actors.delayed.tracker import delays
+from sluice.actors.delayed.open_tracker import delays
 from sluice.actors.messages import RemoveSubscription, RemoveTopic, SubscriptionSettings, TopicSettings
 from sluice.actors.ports import Unknown
 from sluice.actors.ports.wire import Reply

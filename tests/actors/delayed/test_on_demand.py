@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.actors.delayed import on_demand
+from sluice.actors.delayed import tracker as tracker_module
 from sluice.actors.delayed.buckets import BucketTracker
 from sluice.actors.delayed.manifest import ManifestStore
-from sluice.actors.delayed.on_demand import IndexOnDemand, OwnIndex
-from sluice.actors.delayed.tracker import DelayedTracker
+from sluice.actors.delayed.tracker import DelayedTracker, IndexOnDemand, OwnIndex
 from sluice.actors.messages import SubscriptionSettings
 from sluice.storage.delayed.manifest import Manifest
 from sluice.storage.errors import Fenced
@@ -55,7 +54,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[BucketTracker]:
             super().__init__(*args, **fields)
             found.append(self)
 
-    monkeypatch.setattr(on_demand, "BucketTracker", Noted)
+    monkeypatch.setattr(tracker_module, "BucketTracker", Noted)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sluice.actors.delayed.memory import InMemoryTracker
-from sluice.actors.delayed.rescheduled import RescheduledTracker
+from sluice.actors.delayed.tracker import RescheduledTracker
 from sluice.storage.delayed.changes import DelayChanges
 from sluice.storage.delayed.entries import Entries
 

@@ -9,7 +9,8 @@ from typing import cast
 import numpy as np
 import pytest
 
-from sluice.actors.delayed.tracker import DelayedTracker, make_tracker
+from sluice.actors.delayed.open_tracker import make_tracker
+from sluice.actors.delayed.tracker import DelayedTracker
 from sluice.actors.messages import SubscriptionSettings
 from sluice.actors.ports import Net, Ports
 from sluice.cluster.base.real import Tasks

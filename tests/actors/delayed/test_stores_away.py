@@ -12,8 +12,9 @@ import pytest
 from sluice.actors.delayed.buckets import BucketTracker
 from sluice.actors.delayed.maintenance import COLLECT_FIRST_MS, RETRY_MS
 from sluice.actors.delayed.objects import Key
+from sluice.actors.delayed.open_tracker import make_tracker
 from sluice.actors.delayed.sealer import PARKED_MS
-from sluice.actors.delayed.tracker import DelayedTracker, make_tracker
+from sluice.actors.delayed.tracker import DelayedTracker
 from sluice.actors.messages import SubscriptionSettings
 from sluice.storage.delayed.entries import Entries
 from sluice.storage.delayed.manifest import Manifest, encode_manifest

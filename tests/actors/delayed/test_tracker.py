@@ -5,8 +5,8 @@ import pytest
 
 from sluice.actors.delayed.buckets import BucketTracker
 from sluice.actors.delayed.memory import InMemoryTracker
-from sluice.actors.delayed.on_demand import IndexOnDemand
-from sluice.actors.delayed.tracker import DelayedTracker, make_tracker
+from sluice.actors.delayed.open_tracker import make_tracker
+from sluice.actors.delayed.tracker import DelayedTracker, IndexOnDemand
 from sluice.actors.messages import SubscriptionSettings
 from sluice.storage.delayed.manifest import Manifest, decode_manifest, encode_manifest
 from sluice.storage.errors import Fenced, Invalid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from sluice.actors.delayed.on_demand import IndexOnDemand
+from sluice.actors.delayed.tracker import IndexOnDemand
 from sluice.actors.dispatcher import Dispatcher
 from sluice.actors.dispatcher.dispatcher import Components
 from sluice.actors.messages import Stats, Text

@@ -14,11 +14,11 @@ from sluice.actors.dispatcher import Dispatcher
 from sluice.actors.messages import Done, SubscriptionSettings, TopicSettings
 from sluice.actors.ports.wire import Reply, pack, unpack
 from sluice.actors.pulsar.conversation.gateway.gateway import GatewayActor
-from sluice.actors.runtime.actor import REQUESTS, Actor
+from sluice.actors.runtime.host import REQUESTS, Actor
 from sluice.actors.topic.topic import Topic
 
 BY_HAND = {"Ping"}
-"""Answered by every actor in actors.runtime.actor."""
+"""Answered by every actor in actors.runtime.host."""
 
 
 @pytest.mark.parametrize("name", sorted(REQUESTS))

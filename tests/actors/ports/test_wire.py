@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sluice.actors.messages import Delivery, Heartbeat, Part, Poll, Publish
 from sluice.actors.ports.wire import INLINE, Blob, owned, pack, pack_error, unpack, unpack_error
-from sluice.actors.runtime.actor import REQUESTS
+from sluice.actors.runtime.host import REQUESTS
 from sluice.storage.errors import WIRE_ERRORS, Fenced, Invalid, SluiceError
 
 

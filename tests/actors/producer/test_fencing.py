@@ -6,7 +6,7 @@ from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import Done, Located, LocateTopic, OpenProducer, ProducerOpened, Suspect
 from sluice.actors.ports import Ports
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.storage.errors import Fenced, ProducerFenced, SluiceError
 from tests.sim.world import World
 

@@ -10,7 +10,7 @@ from sluice.actors.messages import Located, LocateTopic, OpenProducer, ProducerO
 from sluice.actors.ports import Ports
 from sluice.actors.producer.batches import Outgoing
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.actors.runtime.waiting import Signal
 from sluice.storage.format.position import position
 from tests.actors.producer.test_split import made

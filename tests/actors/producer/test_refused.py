@@ -12,7 +12,7 @@ from sluice.actors.ports import Ports
 from sluice.actors.producer import batches as batches_module
 from sluice.actors.producer.batches import Outgoing, cut
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.storage.errors import Invalid, SluiceError, Terminated
 from sluice.storage.format.batch import MAX_RUN_MESSAGES, StoredBatch, decode_body, make_batch
 from sluice.storage.format.frame import make_run

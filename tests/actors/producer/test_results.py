@@ -12,7 +12,7 @@ from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import Located, LocateTopic, Published, PublishResults, TopicSettings
 from sluice.actors.ports import Ports
 from sluice.actors.producer.results import Publication, ResultPublisher, ResultRows
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Conflict
 from sluice.storage.format.batch import make_batch

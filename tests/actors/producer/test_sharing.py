@@ -11,7 +11,7 @@ from sluice.actors.messages import Located, LocateTopic, OpenProducer, ProducerO
 from sluice.actors.ports import SHARED_FROM, Ports
 from sluice.actors.producer.batches import Outgoing
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.storage.errors import Unavailable
 from sluice.storage.format.batch import StoredBatch, make_batch
 from sluice.storage.format.frame import make_run, payload_crc

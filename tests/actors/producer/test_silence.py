@@ -9,7 +9,7 @@ from sluice.actors.messages import Closed, CloseIdle, Done, Located, LocateTopic
 from sluice.actors.ports import Ports
 from sluice.actors.producer.batches import Outgoing
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.actors.topic.partition.producers import FORGET_MS
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.position import position

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 import sluice
+from sluice.cluster.client.blocking import Consumer
 from sluice.cluster.client.client import Client
-from sluice.cluster.client.consumer import Consumer
 from sluice.cluster.launch import launch
 from tests.cluster.helpers import PATIENCE_MS, PATIENCE_S, Received, batch, eventually
 

@@ -12,7 +12,7 @@ import pytest
 
 from sluice.actors.consumer.unacked_messages import LostAcks, Received
 from sluice.cluster.base.loop import LoopThread
-from sluice.cluster.client.consumer import Consumer
+from sluice.cluster.client.blocking import Consumer
 from sluice.cluster.client.consumer_core import HAND_OVER_MS
 from sluice.cluster.client.message import Batch
 from sluice.cluster.client.options import ConsumerOptions

@@ -19,11 +19,11 @@ from sluice.actors.producer.batches import Outgoing
 from sluice.actors.producer.producer import PartitionProducer, Repartitioned
 from sluice.cluster.base.loop import CallersLoop, LoopThread
 from sluice.cluster.client.async_producer import AsyncProducer
+from sluice.cluster.client.blocking import Producer
 from sluice.cluster.client.client import Client
 from sluice.cluster.client.delayed import due_time
 from sluice.cluster.client.message import MessageId
 from sluice.cluster.client.options import Batching, ProducerOptions
-from sluice.cluster.client.producer import Producer
 from sluice.cluster.client.producer_core import MAX_PENDING_MESSAGES
 from sluice.cluster.client.receipts import SentMessage
 from sluice.storage.errors import Fenced, Invalid, SluiceError, Unavailable

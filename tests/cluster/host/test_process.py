@@ -11,7 +11,7 @@ import pytest
 from sluice.actors.messages import Ping
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import pack
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.cluster.base.real import Tasks
 from sluice.cluster.host.process import ProcessActors
 from sluice.storage.errors import AccessDenied, Corrupt, Fenced, Invalid, InvariantViolation, SluiceError, Unavailable

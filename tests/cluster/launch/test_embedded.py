@@ -18,8 +18,8 @@ import pytest
 
 import sluice
 from sluice.actors.controller.crash_loop_detector import SAME_ENDS
+from sluice.cluster.client.blocking import Consumer
 from sluice.cluster.client.client import Client
-from sluice.cluster.client.consumer import Consumer
 from sluice.cluster.host.stores import METADATA_FILE
 from sluice.cluster.launch import embedded
 from sluice.cluster.launch.embedded import EmbeddedCluster

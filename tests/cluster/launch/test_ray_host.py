@@ -13,8 +13,7 @@ from ray.exceptions import ActorUnavailableError
 from sluice.actors.messages import Alive, Done, ListBookies, ListLedgers, Ping, ReadRowIndex, Stats, Text
 from sluice.actors.ports import Meta, Objects, Ports, Unknown
 from sluice.actors.ports.wire import Reply, Request, pack
-from sluice.actors.runtime.actor import Actor
-from sluice.actors.runtime.host import Answer, why_ended
+from sluice.actors.runtime.host import Actor, Answer, why_ended
 from sluice.cluster.launch import ray_host as host
 from sluice.cluster.launch.process_requests import Introduce, Introduced
 from sluice.storage.errors import InvariantViolation

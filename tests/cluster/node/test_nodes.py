@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 import sluice
+from sluice.cluster.client.blocking import Producer
 from sluice.cluster.client.client import Client
-from sluice.cluster.client.producer import Producer
 from sluice.cluster.client.receipts import Receipt
 from sluice.cluster.launch import launch
 from sluice.cluster.node.environment import TOKEN_PATH

@@ -26,7 +26,7 @@ from sluice.actors.delayed.shared import SharedIndexes
 from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import CreateTopic, Stats, SubscriptionSettings, TopicSettings
 from sluice.actors.ports import InCommon, Ports, Unknown
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.cluster.launch.topic_rooms import topic_resources
 from sluice.loadgen.judge.checkers import judge
 from sluice.storage.errors import SluiceError

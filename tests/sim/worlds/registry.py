@@ -26,7 +26,7 @@ from sluice.actors.messages import (
     TopicSettings,
 )
 from sluice.actors.ports import Address, Ports, Unknown
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.actors.topic.partition.hooks import ProcessResources
 from sluice.actors.topic.topic import Topic
 from sluice.cluster.launch.topic_rooms import topic_resources

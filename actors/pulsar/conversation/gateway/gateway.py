@@ -39,7 +39,7 @@ from sluice.actors.pulsar.conversation.limits.rate_shares import RateShares
 from sluice.actors.pulsar.conversation.limits.rates import RateLimiter
 from sluice.actors.pulsar.conversation.limits.unacked_bytes import UnackedBytes
 from sluice.actors.pulsar.topic_names import TopicPartition
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.batch import MAX_MESSAGE_BYTES

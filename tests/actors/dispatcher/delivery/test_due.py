@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sluice.actors.delayed.tracker import DelayedTracker, make_tracker
+from sluice.actors.delayed.open_tracker import make_tracker
+from sluice.actors.delayed.tracker import DelayedTracker
 from sluice.actors.dispatcher.delivery.context import Wakeups
 from sluice.actors.dispatcher.delivery.due import DUE_GROUP_MS, DueMessages
 from sluice.actors.messages import SubscriptionSettings

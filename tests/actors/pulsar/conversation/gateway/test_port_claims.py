@@ -9,7 +9,7 @@ import pytest
 
 from sluice.actors.ports import Ports
 from sluice.actors.pulsar.conversation.gateway.port_claims import AGAIN_MS, PortHolder
-from sluice.actors.runtime.actor import Actor
+from sluice.actors.runtime.host import Actor
 from tests.sim.machine_ports import Machines, SimMachinePorts
 from tests.sim.world import World
 

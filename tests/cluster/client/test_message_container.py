@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.cluster.client.receipts import SCALAR, MessageContainer
 from sluice.storage.errors import Invalid
 from sluice.storage.format.batch import (
     LAST_TIME,
@@ -17,7 +18,6 @@ from sluice.storage.format.batch import (
     joined,
     make_batch,
 )
-from sluice.storage.format.message_container import SCALAR, MessageContainer
 
 KEYS = st.none() | st.binary(max_size=9)
 MESSAGES = st.fixed_dictionaries(
