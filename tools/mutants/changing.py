@@ -29,7 +29,7 @@ CHANGING: list[Mutant] = [
     Mutant(
         name="messages are taken while what is on its way is waited for",
         module="sluice.actors.topic.partition.termination",
-        old="        if self._under_way:\n",
+        old="        if self.under_way:\n",
         new="        if False:\n",
         world=GATEWAY,
         test=ENDING,
