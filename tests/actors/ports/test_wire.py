@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.actors.messages import Delivery, Heartbeat, Part, Poll, Publish
+from sluice.actors.messages import Delivery, Heartbeat, Part, Poll, Publish, RunRead
 from sluice.actors.ports.wire import INLINE, Blob, owned, pack, pack_error, unpack, unpack_error
 from sluice.actors.runtime.host import REQUESTS
 from sluice.storage.errors import WIRE_ERRORS, Fenced, Invalid, SluiceError
@@ -97,3 +97,13 @@ def test_payload_of_this_process_is_copied_if_it_is_a_small_part() -> None:
     assert owned(part).obj is not frame
     elsewhere = memoryview(bytearray(frame))
     assert owned(elsewhere).obj is not elsewhere.obj
+
+
+def test_payload_that_passed_the_codec_here_is_not_copied() -> None:
+    stored = bytes(9_000)
+    packed = pack(RunRead(head=b"h", payload=Blob(memoryview(stored)[200:]))).copied()
+    read = unpack(RunRead, packed.head, packed.attachments, packed.handles)
+    assert read.payload is not None
+    assert read.payload.data is not None
+    assert read.payload.data == memoryview(stored)[200:]
+    assert owned(read.payload.data).obj is stored
