@@ -227,9 +227,9 @@ class Bookie(Actor):
             if self.store.ledgers.peek(request.ledger).limbo:
                 raise Unavailable(f"bookie {self.bookie_id} may have lost runs of ledger {request.ledger}")
             return messages.RunRead()
-        data = found[0]
+        data, frame = found
         size = PREFIX_BYTES + head_size(data)[0]
-        payload = None if request.part == "head" else Blob(memoryview(data)[size:])
+        payload = None if request.part == "head" else Blob(frame.payload)
         return messages.RunRead(head=data[:size], payload=payload)
 
     async def on_read_heads(self, request: messages.ReadHeads) -> messages.HeadsRead:
@@ -323,7 +323,7 @@ class Bookie(Actor):
             found = await self.store.load(header.ledger, header.run)
         except Corrupt:
             return None
-        return None if found is None else found[1]
+        return None if found is None else found[1].header
 
     async def _check_writable(self, ledger: int) -> None:
         reason = self.refuses

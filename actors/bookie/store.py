@@ -33,7 +33,7 @@ from sluice.actors.bookie.replay import Replay, read_file, read_segments
 from sluice.actors.bookie.settings import BookieSettings
 from sluice.actors.ports import Disk, DiskFull
 from sluice.storage.errors import Corrupt, NotFound, Unavailable
-from sluice.storage.format.frame import MAX_FRAME_BYTES, MAX_HEAD_BYTES, Header, decode_frame, decode_head
+from sluice.storage.format.frame import MAX_FRAME_BYTES, MAX_HEAD_BYTES, Frame, decode_frame, decode_head
 from sluice.storage.format.journal import Envelope, Kind
 from sluice.storage.format.position import MAX_ENTRY, MAX_LEDGER
 
@@ -312,20 +312,20 @@ class BookieStore:
                 await self.disk.delete(RESERVE)
                 self.watermark = await raise_watermark(self.disk, ledger, self.salt)
 
-    async def load(self, ledger: int, run: int) -> tuple[bytes, Header] | None:
-        """The frame of a stored run, verified, and its header; or None if the index has no such run.
+    async def load(self, ledger: int, run: int) -> tuple[bytes, Frame] | None:
+        """The bytes of a stored run, and its verified frame; or None if the index has no such run.
 
         Raises Corrupt; NotFound if the ledger was deleted, whose rows may linger in tables without their segments.
         """
-        return await self._load(ledger, run, MAX_FRAME_BYTES, lambda data: decode_frame(data).header)
+        return await self._load(ledger, run, MAX_FRAME_BYTES, decode_frame)
 
-    async def load_head(self, ledger: int, run: int) -> tuple[bytes, Header] | None:
+    async def load_head(self, ledger: int, run: int) -> tuple[bytes, Frame] | None:
         """The same without the payload, which is not read: the head has a checksum of its own."""
-        return await self._load(ledger, run, MAX_HEAD_BYTES, decode_head)
+        return await self._load(ledger, run, MAX_HEAD_BYTES, lambda data: Frame(decode_head(data), memoryview(b"")))
 
     async def _load(
-        self, ledger: int, run: int, most: int, decode: Callable[[bytes], Header]
-    ) -> tuple[bytes, Header] | None:
+        self, ledger: int, run: int, most: int, decode: Callable[[bytes], Frame]
+    ) -> tuple[bytes, Frame] | None:
         """The first bytes of a frame, up to a number, and the result of `decode`."""
         seen: Row | None = None
         while True:
@@ -337,7 +337,7 @@ class BookieStore:
                 raise Corrupt(f"run {run} of ledger {ledger} is damaged here")
             try:
                 data = await self.disk.read(segment_name(row.segment), row.offset, min(row.size, most))
-                header = decode(data)
+                frame = decode(data)
             except (NotFound, Corrupt) as error:
                 self.ledgers.peek(ledger)
                 if row != seen:  # A compaction may have moved it between the two reads.
@@ -345,9 +345,9 @@ class BookieStore:
                     continue
                 self.index.insert(_damaged(row))
                 raise Corrupt(f"run {run} of ledger {ledger} is damaged here: {error}") from error
-            if (header.ledger, header.run) != (ledger, run):
+            if (frame.header.ledger, frame.header.run) != (ledger, run):
                 raise Corrupt(f"run {run} of ledger {ledger} is not where its index says")
-            return data, header
+            return data, frame
 
     def highest_ledger(self) -> int:
         """The highest ledger that was ever here; after a loss without a name, that may have been here. 0 if none."""

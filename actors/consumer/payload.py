@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,7 +35,8 @@ from sluice.actors.runtime.asking import Backoff
 from sluice.actors.runtime.waiting import Signal
 from sluice.storage.errors import Corrupt, Fenced, NotFound, Overloaded, Unavailable
 from sluice.storage.format.batch import StoredBatch, decode_body, rows_of_body
-from sluice.storage.format.frame import Run, index_columns, payload_crc
+from sluice.storage.format.checked_payload import NO_SUMS, CheckedPayload, Sums, checked
+from sluice.storage.format.frame import Run, index_columns
 from sluice.storage.format.position import MAX_ENTRY, positions_of, run_positions
 
 READ_TIMEOUT = 10_000
@@ -48,10 +49,6 @@ AHEAD_ENTRIES = 256
 """The most messages wanted next that one request names to the topic."""
 MOST_SPARE = 4
 """A published run is kept as it was made as long as that takes at most so many times its own bytes."""
-JOIN_ROWS = 4_096
-"""Pieces are joined up to this many rows; a piece of half of it stays alone."""
-JOINED_BYTES = 1024 * 1024
-"""A piece that is joined has at most so many bytes: large payloads would be copied for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,7 @@ class DecodedRun:
     """A run whose checksum was verified. rows: its stored columns. due: int64 ms (count,), None if none is delayed.
 
     bytes: what its columns take in memory, inflated. held: the entries of the run that are here (int64, ascending), if
-    it was cut down to some of them.
+    it was cut down to some of them. checked: the bytes in which its rows lie, if there are many.
     """
 
     ledger: int
@@ -68,6 +65,7 @@ class DecodedRun:
     due: npt.NDArray[np.int64] | None
     bytes: int
     held: npt.NDArray[np.int64] | None = None
+    checked: CheckedPayload | None = None
 
     @property
     def end(self) -> int:
@@ -95,6 +93,10 @@ class DecodedRun:
         """The rows of these entries in the columns; all of them must be here."""
         return entries - self.first_entry if self.held is None else self.held.searchsorted(entries)
 
+    def sums(self, rows: npt.NDArray[np.int64]) -> Sums:
+        """See CheckedPayload.sums."""
+        return NO_SUMS if self.checked is None else self.checked.sums(self.rows.column("payload"), rows)
+
     def received(self, partition: int, row: int, count: int) -> Received:
         """Rows as they were published, for a reader past every subscription: nobody has to acknowledge them."""
         if self.held is None:
@@ -110,6 +112,7 @@ class DecodedRun:
             deliver_at=np.zeros(count, np.int64) if self.due is None else self.due[row : row + count],
             epoch=0,
             session=0,
+            sums=self.sums(np.arange(row, row + count)),
         )
 
     def follows(self, row: int) -> int:
@@ -228,6 +231,7 @@ class Payloads:
     """Finds the payloads of one partition's parts. decoded: a cache of runs that others share, if there is one.
 
     lazy: nothing is taken out of the runs before somebody looks at it. Until then a part keeps its runs.
+    sums: parts have the sums of their payloads.
     """
 
     def __init__(
@@ -239,12 +243,13 @@ class Payloads:
         decoded: DecodedRuns | None = None,
         *,
         lazy: bool = False,
+        sums: bool = False,
     ) -> None:
         self._ports = ports
         self._topic = TopicClient(ports, directory, topic, partition)
         self._partition = partition
         self._decoded = DecodedRuns(ports.clock.monotonic) if decoded is None else decoded
-        self._lazy = lazy
+        self._lazy, self._sums = lazy, sums
         self._cut_apart = False
         """The topic is far: everybody is given rows of his own, and waits for nobody else's."""
         self._gone_ledger, self._gone_until = -1, 0
@@ -416,6 +421,7 @@ class Payloads:
             session=session,
             overtook=np.isin(part.rows[start : start + count], part.overtook) if len(part.overtook) else NONE_OVERTOOK,
             follows=run.follows(int(rows[-1])),
+            sums=run.sums(rows) if self._sums else NO_SUMS,
         )
         if not self._lazy:
             received.take_out()
@@ -426,43 +432,6 @@ def _ascending(several: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     """All of them in order, each once: nearly always that is how they come."""
     entries = several[0] if len(several) == 1 else np.concatenate(several)
     return entries if bool((np.diff(entries) > 0).all()) else np.unique(entries)
-
-
-def join(pieces: Sequence[LazyBatch]) -> Sequence[LazyBatch]:
-    """Join neighbouring small pieces of one session into larger ones; order and every column stay as they are."""
-    if len(pieces) < 2:
-        return pieces
-    joined: list[LazyBatch] = []
-    group: list[LazyBatch] = []
-    count = size = 0
-    for piece in pieces:
-        few = count + len(piece) <= JOIN_ROWS and len(piece) <= JOIN_ROWS // 2
-        fits = few and size + piece.size <= JOINED_BYTES
-        if group and not (fits and piece.schema.equals(group[0].schema)):
-            joined.append(_concatenate(group))
-            group, count, size = [], 0, 0
-        group.append(piece)
-        count, size = count + len(piece), size + piece.size
-    return [*joined, _concatenate(group)] if group else joined
-
-
-def _concatenate(group: list[LazyBatch]) -> LazyBatch:
-    if len(group) == 1:
-        return group[0]
-    first = group[0]
-    return LazyBatch(
-        [piece for part in group for piece in part.pieces],
-        [size for part in group for size in part.sizes],
-        partition=first.partition,
-        positions=np.concatenate([piece.positions for piece in group]),
-        dispatch=np.concatenate([piece.dispatch for piece in group]),
-        redeliveries=np.concatenate([piece.redeliveries for piece in group]),
-        deliver_at=np.concatenate([piece.deliver_at for piece in group]),
-        epoch=first.epoch,
-        session=first.session,
-        overtook=np.concatenate([piece.overtook for piece in group]),
-        follows=group[-1].follows,
-    )
 
 
 def published_run(ledger: int, first_entry: int, run: Run, batch: StoredBatch) -> DecodedRun:
@@ -491,9 +460,12 @@ def _decode(
     ledger: int, first_entry: int, count: int, delayed: bool, shape: int, crc: int, payload: memoryview
 ) -> DecodedRun | None:
     """The run of a payload, None if its checksum does not fit."""
-    if payload_crc(payload) != crc:
+    verified = checked(payload, crc)
+    if verified is None:
         return None
+    payload = verified
     columns = count * (12 if delayed else 4)
     due, _ = index_columns(payload[:columns], count, delayed)
     rows = decode_body(payload[columns:], shape, count)
-    return DecodedRun(ledger, first_entry, rows, due, max(len(payload), rows.get_total_buffer_size()))
+    size = max(len(payload), rows.get_total_buffer_size())
+    return DecodedRun(ledger, first_entry, rows, due, size, checked=CheckedPayload.shown_by(payload))

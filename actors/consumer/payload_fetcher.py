@@ -14,8 +14,8 @@ from itertools import islice
 import msgspec
 import numpy as np
 
-from sluice.actors.consumer.payload import JOIN_ROWS, Payloads, join
-from sluice.actors.consumer.unacked_messages import LazyBatch, Received
+from sluice.actors.consumer.payload import Payloads
+from sluice.actors.consumer.unacked_messages import JOIN_ROWS, LazyBatch, Received, join
 from sluice.actors.messages import NO_POSITIONS, Part
 from sluice.actors.messages.limits import MAX_ANSWER_BYTES
 from sluice.actors.ports import Ports

@@ -21,12 +21,17 @@ import pyarrow.compute as pc
 from sluice.actors.messages import NO_POSITIONS
 from sluice.storage.errors import Fenced
 from sluice.storage.format.batch import bytes_of, order_keys
+from sluice.storage.format.checked_payload import NO_SUMS, Sums
 from sluice.storage.format.position import Positions
 
 NONE_OVERTOOK: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
 LAST = np.iinfo(np.int64).max
 UNKNOWN = -1
 """The part does not know how much of its last batch follows."""
+JOIN_ROWS = 4_096
+"""Pieces are joined up to this many rows; a piece of half of it stays alone."""
+JOINED_BYTES = 1024 * 1024
+"""A piece that is joined has at most so many bytes: large payloads would be copied for it."""
 Piece = tuple[pa.RecordBatch, npt.NDArray[np.int64] | None]
 """Rows of one run, and the numbers of those that are meant; None: all of them."""
 
@@ -40,7 +45,8 @@ class Received:
     which rows are neither acknowledged nor given back. revoked: the session ended, they are others' now. shown: so many
     of the rows, from the first on, the application has seen. overtook: bool (n,), which the application had before an
     earlier message of their key came again. taken_back: bool (n,), which the dispatcher has asked back. follows: so
-    many messages of the last one's batch, as a client sent it, follow it in the log; UNKNOWN at times.
+    many messages of the last one's batch, as a client sent it, follow it in the log; UNKNOWN at times. sums: uint32 (n,
+    2), of the payloads in their run, if they are known.
     """
 
     rows: pa.RecordBatch
@@ -56,6 +62,7 @@ class Received:
     shown: int = 0
     taken_back: npt.NDArray[np.bool_] | None = None
     follows: int = 0
+    sums: Sums = field(default_factory=lambda: NO_SUMS)
     open: npt.NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,11 +108,12 @@ class Received:
             epoch=self.epoch,
             session=self.session,
             overtook=self.overtook[chosen],
+            sums=self.sums[chosen] if len(self.sums) else NO_SUMS,
         )
 
     def release(self) -> None:
         """Drop the rows, which are not read any more; their positions, and that they are held, stay."""
-        self.rows = _none_of(self.schema)
+        self.rows, self.sums = _none_of(self.schema), NO_SUMS
 
     def counts(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.uint8]:
         """Redelivery counts of those rows (None = all) that are open: what `close` is about to return."""
@@ -135,6 +143,7 @@ class Received:
         self.positions, self.dispatch = self.positions[keep], self.dispatch[keep]
         self.redeliveries, self.deliver_at = self.redeliveries[keep], self.deliver_at[keep]
         self.overtook, self.open = self.overtook[keep], self.open[keep]
+        self.sums = self.sums[keep] if len(self.sums) else NO_SUMS
 
     def close(self, rows: npt.NDArray[np.int64] | None = None) -> Positions:
         """Mark rows (None = all) as done; returns the positions that were still open."""
@@ -232,6 +241,44 @@ class LazyBatch(Received):
             offset = row - (int(ends[number - 1]) if number else 0)
             taken.append(rows.slice(offset if which is None else int(which[offset]), 1))
         return pa.concat_batches(taken)
+
+
+def join(pieces: Sequence[LazyBatch]) -> Sequence[LazyBatch]:
+    """Join neighbouring small pieces of one session into larger ones; order and every column stay as they are."""
+    if len(pieces) < 2:
+        return pieces
+    joined: list[LazyBatch] = []
+    group: list[LazyBatch] = []
+    count = size = 0
+    for piece in pieces:
+        few = count + len(piece) <= JOIN_ROWS and len(piece) <= JOIN_ROWS // 2
+        fits = few and size + piece.size <= JOINED_BYTES
+        if group and not (fits and piece.schema.equals(group[0].schema)):
+            joined.append(_concatenate(group))
+            group, count, size = [], 0, 0
+        group.append(piece)
+        count, size = count + len(piece), size + piece.size
+    return [*joined, _concatenate(group)] if group else joined
+
+
+def _concatenate(group: list[LazyBatch]) -> LazyBatch:
+    if len(group) == 1:
+        return group[0]
+    first = group[0]
+    return LazyBatch(
+        [piece for part in group for piece in part.pieces],
+        [size for part in group for size in part.sizes],
+        partition=first.partition,
+        positions=np.concatenate([piece.positions for piece in group]),
+        dispatch=np.concatenate([piece.dispatch for piece in group]),
+        redeliveries=np.concatenate([piece.redeliveries for piece in group]),
+        deliver_at=np.concatenate([piece.deliver_at for piece in group]),
+        epoch=first.epoch,
+        session=first.session,
+        overtook=np.concatenate([piece.overtook for piece in group]),
+        follows=group[-1].follows,
+        sums=np.concatenate([piece.sums for piece in group]) if all(len(piece.sums) for piece in group) else NO_SUMS,
+    )
 
 
 _NONE: dict[tuple[str, ...], pa.RecordBatch] = {}

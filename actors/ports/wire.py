@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from sluice.storage.errors import WIRE_ERRORS, Invalid, SluiceError
+from sluice.storage.format.checked_payload import holder
 from sluice.storage.format.frame import Buffer
 
 INLINE = 2048
@@ -61,8 +62,10 @@ def owned(data: Buffer) -> memoryview:
     Its room is small, and needed for what is on its way. Bytes of this process that little else lies in stay as they
     are.
     """
-    if isinstance(data, memoryview) and isinstance(data.obj, bytes) and len(data.obj) - len(data) <= len(data) // SPARE:
-        return data
+    if isinstance(data, memoryview):
+        held = holder(data)
+        if isinstance(held, bytes) and len(held) - len(data) <= len(data) // SPARE:
+            return data
     return memoryview(bytes(data))
 
 

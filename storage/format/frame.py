@@ -44,6 +44,7 @@ from sluice.storage.format.batch import (
     encode_body,
     shape_of,
 )
+from sluice.storage.format.checked_payload import checked
 from sluice.storage.format.hashing import Hashes
 from sluice.storage.format.inflated import inflated_bytes
 
@@ -140,7 +141,9 @@ _TYPES = tuple(_KINDS.get(str(field.type), tuple) for field in fields(Header))
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A decoded frame. payload (columns, then body) is a view into the bytes it was decoded from."""
+    """A decoded frame. payload (columns, then body) is a view into the bytes it was decoded from, which leads to their
+    CheckedPayload if they are many.
+    """
 
     header: Header
     payload: memoryview
@@ -281,10 +284,11 @@ def decode_frame(data: Buffer, *, verify: bool = True) -> Frame:
     end = start + columns_bytes + body_bytes
     if len(data) < end:
         raise Corrupt("the frame is cut off in its body")
-    frame = Frame(header, memoryview(data)[start:end])
-    if verify and payload_crc(frame.payload) != header.crc:
+    payload = memoryview(data)[start:end]
+    verified = checked(payload, header.crc) if verify else payload
+    if verified is None:
         raise Corrupt(f"the payload's checksum does not fit (ledger {header.ledger}, run {header.run})")
-    return frame
+    return Frame(header, verified)
 
 
 def _header_of(values: list[Any]) -> Header:

@@ -29,7 +29,7 @@ from sluice.actors.pulsar.codec.batch_encoder import bodies_of
 from sluice.actors.pulsar.codec.fields import UNSIGNED, Views, joined, lengths_of
 from sluice.actors.pulsar.codec.frame_cache import FrameCache
 from sluice.actors.pulsar.codec.frames import U32, Buffer, encode_message, front, message_front
-from sluice.actors.pulsar.codec.message_encoder import NATIVE, Addressee, encode_pieces, repeat_bodies
+from sluice.actors.pulsar.codec.message_encoder import NATIVE, Addressee, encode_fronts, encode_pieces, repeat_bodies
 from sluice.actors.pulsar.codec.protocol import Metadata, Single, command
 from sluice.actors.pulsar.codec.send_decoder import OF_ONE
 from sluice.actors.pulsar.codec.unread_batches import unread_messages
@@ -153,6 +153,8 @@ def encode_part(
     """
     if known is not None and "batch_index" in part.schema.names:
         return _with_holes(part, to, known, waiting, between)
+    if recent is not None and _is_large(part):
+        recent = None  # payloads would be copied
     if (
         recent is not None
         and len(part) >= min(vectorized_from, REPEATED_FROM)
@@ -216,17 +218,18 @@ def _repeated_one_by_one(part: Received, starts: Ints, ends: Ints, to: Addressee
 
 def _encoded(part: Received, starts: Ints, ends: Ints, to: Addressee) -> list[Buffer]:
     """Return the frames of these pieces in parts; few of them, and large ones, become no column first."""
-    if len(starts) < VECTORIZED_FROM or _is_large(part):
-        return _gathered(_one_by_one(part, starts, ends, to))
-    return [joined(_made(part, starts, ends, to))]
+    if len(starts) >= VECTORIZED_FROM and not _is_large(part):
+        return [joined(_made(part, starts, ends, to))]
+    frames = encode_fronts(part, to) if len(starts) >= VECTORIZED_FROM and len(starts) == len(part) else None
+    return _gathered(_one_by_one(part, starts, ends, to) if frames is None else frames)
 
 
 def _is_large(part: Received) -> bool:
     """Return whether a copy of the rows costs more than a look at each of them."""
-    return int(part.rows.nbytes) >= len(part) * LARGE_BYTES
+    return part.size >= len(part) * LARGE_BYTES
 
 
-def _gathered(frames: list[tuple[bytes, Buffer]]) -> list[Buffer]:
+def _gathered(frames: Sequence[tuple[Buffer, Buffer]]) -> list[Buffer]:
     """Return frames, each as front and payload, in parts: what is small is joined with its neighbours."""
     parts: list[Buffer] = []
     small: list[Buffer] = []
@@ -354,19 +357,22 @@ def _one_by_one(
     bodies = bodies_of(part.rows) if len(part) >= VECTORIZED_FROM and len(starts) * 2 <= len(part) else None
     cells = _Cells(part.rows, part.positions, part.deliver_at, columns=bodies is not None)
     commands, frames = _MessageCommands(part, to), list[tuple[bytes, Buffer]]()
+    sums = part.sums.tolist()
     for number, (first, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         index = indexes.get(number)
         position = int(part.positions[first]) - (0 if index is None else int(index[0]))
         head = commands.encoded(first, end, position, () if index is None else _words(index))
+        known: Sequence[int] = ()
         if index is not None:
             metadata, payload = cells.batch(first, index)
         elif cells.cell("batch_index", first) is None:
             metadata, payload = cells.single(first)
+            known = sums[first] if sums else ()
         elif bodies is not None and not bodies.odd[first:end].any():
             metadata, payload = cells.head(first, end - first), bodies.slice(first, end)
         else:
             metadata, payload = cells.batch(first, np.arange(end - first))
-        frames.append((message_front(head, metadata.SerializeToString(), payload), payload))
+        frames.append((message_front(head, metadata.SerializeToString(), payload, known), payload))
     return frames
 
 

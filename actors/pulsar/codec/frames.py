@@ -10,7 +10,7 @@ length is compared with the limit, and with what is there, before anything is ke
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from sluice.actors.pulsar.codec.protocol import MalformedCommand
 from sluice.storage.format.batch import MAX_MESSAGE_BYTES
+from sluice.storage.format.checked_payload import SUMMED_FROM, behind_another
 
 Buffer = bytes | memoryview
 
@@ -149,6 +150,14 @@ def checksums(data: bytes, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.i
     return np.array([one(data[a:b]) for a, b in zip(begins.tolist(), ends.tolist(), strict=True)], np.int64)
 
 
+def extended(crc: int, payload: Buffer, sums: Sequence[int] = ()) -> int:
+    """Return the checksum of bytes and a payload behind them. crc: of the bytes. sums: of the payload (see Sums)."""
+    if sums and len(payload) >= SUMMED_FROM:
+        before, end = sums
+        return behind_another(crc, before, end, len(payload))
+    return int(google_crc32c.extend(crc, payload if isinstance(payload, bytes) else np.frombuffer(payload, np.uint8)))
+
+
 def encode(command: Any) -> bytes:
     """Return a frame that is only a command."""
     head: bytes = command.SerializeToString()
@@ -165,10 +174,9 @@ def encode_message(head: bytes, metadata: bytes, payload: Buffer) -> bytes:
     return b"".join((message_front(head, metadata, payload), payload))
 
 
-def message_front(head: bytes, metadata: bytes, payload: Buffer) -> bytes:
-    """Return all of such a frame that stands before its payload."""
+def message_front(head: bytes, metadata: bytes, payload: Buffer, sums: Sequence[int] = ()) -> bytes:
+    """Return all of such a frame that stands before its payload. sums: of the payload (see Sums)."""
     sized = U32.pack(len(metadata)) + metadata
-    seen = payload if isinstance(payload, bytes) else np.frombuffer(payload, np.uint8)
-    crc = google_crc32c.extend(google_crc32c.value(sized), seen)
+    crc = extended(google_crc32c.value(sized), payload, sums)
     total = len(head) + len(sized) + len(payload) + 10
     return b"".join((_TWO.pack(total, len(head)), head, CHECKSUMMED, U32.pack(crc), sized))

@@ -6,6 +6,7 @@ be base64, numbers of more than 63 bits. Either way gives the same frames.
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +16,17 @@ import pyarrow.compute as pc
 
 from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.pulsar.codec.batch_encoder import MOST_BYTES, EncodedBodies, bodies_of, is_text
-from sluice.actors.pulsar.codec.fields import UNSIGNED, Field, encode_fields, encode_numbers, join, joined, lengths_of
-from sluice.actors.pulsar.codec.frames import CHECKSUMMED, checksums
+from sluice.actors.pulsar.codec.fields import (
+    UNSIGNED,
+    Field,
+    Views,
+    encode_fields,
+    encode_numbers,
+    join,
+    joined,
+    lengths_of,
+)
+from sluice.actors.pulsar.codec.frames import CHECKSUMMED, Buffer, checksums, extended
 from sluice.actors.pulsar.codec.properties import encode_pairs, plain
 from sluice.actors.pulsar.codec.protocol import Metadata, tags
 from sluice.actors.pulsar.codec.send_decoder import OF_ONE
@@ -65,6 +75,37 @@ def encode_pieces(part: Received, starts: Ints, to: Addressee) -> pa.Array | Non
     sums = of_u32(checksums(joined(body), ends - length, ends))
     front = side_by_side(len(starts), [of_u32(length + head + 10), of_u32(head), commands, CHECKSUMMED, sums])
     return join(front.column(), body)
+
+
+def encode_fronts(part: Received, to: Addressee) -> list[tuple[Buffer, Buffer]] | None:
+    """Return the frame of each row of a part, as all that stands before the payload, and the payload, which is not
+    copied; None if one does not travel alone, or the frames have to be made one by one.
+    """
+    starts, names = np.arange(len(part)), [name for name in part.schema.names if name != "payload"]
+    rows = part.rows.select(names)
+    alone = _alone(rows)
+    encoded = _metadata(part, rows, starts, alone) if alone.all() else None
+    if encoded is None:
+        return None
+    metadata, size = encoded
+    payloads = Views(part.column("payload"))
+    sized = join(of_u32(size).column(), *metadata)
+    ends = np.cumsum(lengths_of(sized))
+    begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+    known = part.sums.tolist() or repeat((), len(part))
+    seen = enumerate(zip(checksums(joined(sized), begins, ends).tolist(), known, strict=True))
+    sums = [extended(crc, payloads[row], around) for row, (crc, around) in seen]
+    commands = _commands(part, starts, starts + 1, to)
+    head, length = commands.lengths(), lengths_of(sized) + lengths_of(part.column("payload"))
+    columns: list[bytes | Cells] = [
+        of_u32(length + head + 10),
+        of_u32(head),
+        commands,
+        CHECKSUMMED,
+        of_u32(np.array(sums, np.int64)),
+    ]
+    fronts = Views(join(side_by_side(len(part), columns).column(), sized))
+    return [(fronts[row], payloads[row]) for row in range(len(part))]
 
 
 def repeat_bodies(part: Received, starts: Ints, ends: Ints, to: Addressee, bodies: pa.Array) -> pa.Array:

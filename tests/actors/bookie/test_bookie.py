@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from sluice.actors import messages
+from sluice.actors.ports.wire import owned, pack, unpack
 from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid
+from sluice.storage.format.checked_payload import CHECKED_FROM, CheckedPayload
 from sluice.storage.format.frame import MAX_HEAD_BYTES, decode_head
 from tests.actors.bookie.world import World, add, payload_of, read
 from tests.sim.loop import simulated
@@ -24,6 +26,23 @@ async def test_a_stored_run_is_read_back() -> None:
     assert bytes(frame.payload) == payload_of(request)
     assert await read(bookie, 1, 1) is None
     assert await read(bookie, 2, 0) is None
+
+
+@simulated
+async def test_large_run_is_read_as_it_was_verified() -> None:
+    bookie = await World().started()
+    request = add(1, 0, count=2, payload_bytes=CHECKED_FROM)
+    await bookie.handle(request)
+    reply = await bookie.handle(messages.ReadRun(ledger=1, run=0))
+    packed = pack(reply).copied()
+    read = unpack(messages.RunRead, packed.head, packed.attachments, packed.handles)
+    assert read.payload is not None
+    assert read.payload.data is not None
+    assert bytes(read.payload.data) == payload_of(request)
+    found = CheckedPayload.shown_by(read.payload.data)
+    assert found is not None
+    assert found.crc == decode_head(request.head).crc
+    assert owned(read.payload.data) is read.payload.data
 
 
 @simulated

@@ -6,6 +6,8 @@ import asyncio
 import random
 from typing import Any, cast
 
+import google_crc32c
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -14,20 +16,19 @@ from hypothesis import strategies as st
 
 from sluice.actors.consumer.payload import (
     GONE_MS,
-    JOINED_BYTES,
     DecodedRun,
     DecodedRuns,
     Payloads,
-    join,
     published_run,
 )
-from sluice.actors.consumer.unacked_messages import LazyBatch
+from sluice.actors.consumer.unacked_messages import JOINED_BYTES, LazyBatch, join
 from sluice.actors.lookup.cutting import cut_read
 from sluice.actors.messages import Part, PayloadRead, ReadPayload
 from sluice.actors.messages.limits import KEPT_MS
 from sluice.actors.ports.wire import Blob
 from sluice.storage.errors import NotFound, Unavailable
 from sluice.storage.format.batch import make_batch
+from sluice.storage.format.checked_payload import NO_SUMS, behind_another
 from sluice.storage.format.frame import make_run
 
 RUN = make_run(
@@ -417,6 +418,67 @@ def test_large_pieces_are_not_joined() -> None:
     half = JOINED_BYTES // 2
     sizes = [10, 10, half, half, JOINED_BYTES, 10, 10, half]
     assert [len(one) for one in join([piece(size) for size in sizes])] == [3, 1, 1, 3]
+
+
+LARGE_PAYLOADS = make_run(
+    make_batch(pa.record_batch({"payload": [bytes([n]) * 50_000 for n in range(3)]}), now=9, producer="p")
+)
+
+
+class LargeMachine(Machine):
+    """A machine whose topic has a large run."""
+
+    async def call(self, to: str, request: ReadPayload, timeout: int) -> PayloadRead:
+        self.asked += 1
+        blob = Blob(LARGE_PAYLOADS.payload)
+        return PayloadRead(
+            count=3, delayed=False, shape=LARGE_PAYLOADS.shape, crc=LARGE_PAYLOADS.crc, first_entry=0, payload=blob
+        )
+
+
+def large_part(rows: list[int], blob: Blob | None = None) -> Part:
+    return msgspec.structs.replace(part_of(rows, blob), shape=LARGE_PAYLOADS.shape, crc=LARGE_PAYLOADS.crc)
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+@pytest.mark.parametrize("rows", [[0, 1, 2], [0, 2]], ids=["whole", "piece"])
+@pytest.mark.parametrize("damaged", [True, False])
+def test_large_payloads_come_with_their_sums(damaged: bool, rows: list[int], lazy: bool) -> None:
+    """A payload that was sent along with a flipped byte is asked for."""
+    machine, data = LargeMachine(), bytearray(LARGE_PAYLOADS.payload)
+    data[70_000] ^= damaged
+    payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0, lazy=lazy, sums=True)
+    (got,) = asyncio.run(payloads.resolve(large_part(rows, Blob(data)), 1, 1))
+    assert machine.asked == damaged
+    taken = got.take(np.array([1]))
+    for one, expected in ((got, rows), (taken, rows[1:2])):
+        values = one.rows.column("payload").to_pylist()
+        assert values == [bytes([row]) * 50_000 for row in expected]
+        for value, (before, end) in zip(values, one.sums.tolist(), strict=True):
+            assert behind_another(0, before, end, len(value)) == google_crc32c.value(value)
+
+
+def test_sums_stay_with_their_rows() -> None:
+    machine = LargeMachine()
+    payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0, lazy=True, sums=True)
+    one, other = (asyncio.run(payloads.resolve(large_part([0, 1, 2]), 1, 1))[0] for _ in range(2))
+    sums = one.sums.tolist()
+    (both,) = join([one, other])
+    assert both.sums.tolist() == sums * 2
+    other.take_back(np.array([1]))
+    assert other.sums.tolist() == [sums[0], sums[2]]
+    other.sums = NO_SUMS
+    (both,) = join([one, other])
+    assert both.sums is NO_SUMS
+    one.release()
+    assert one.sums is NO_SUMS
+
+
+def test_parts_have_no_sums_that_nobody_wants() -> None:
+    machine = LargeMachine()
+    payloads = Payloads(cast(Any, machine), cast(Any, machine), "t", 0)
+    (got,) = asyncio.run(payloads.resolve(large_part([0]), 1, 1))
+    assert got.sums is NO_SUMS
 
 
 def test_a_run_is_not_found_when_messages_may_be_erased() -> None:

@@ -121,7 +121,7 @@ class WireConsumer:
         self.permits = self._granted = 0
         self.opened = self.closed = False
         at, lazy = (tp.topic, tp.partition), asked.settings.type not in ONE_HAS_ALL
-        self.payloads = Payloads(gateway.ports, gateway.directory, *at, gateway.decoded, lazy=lazy)
+        self.payloads = Payloads(gateway.ports, gateway.directory, *at, gateway.decoded, lazy=lazy, sums=True)
         self._extent = LogExtent(gateway.directory, tp)
         self._noting = False
         self._sure_at: int | None = None

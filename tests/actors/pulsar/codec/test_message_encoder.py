@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.pulsar.codec import delivery_encoder
 from sluice.actors.pulsar.codec.delivery_encoder import encode_part, first_rows
+from sluice.actors.pulsar.codec.frame_cache import FrameCache
 from sluice.actors.pulsar.codec.frames import Cutter, body_of
-from sluice.actors.pulsar.codec.message_encoder import Addressee, encode_pieces
+from sluice.actors.pulsar.codec.message_encoder import Addressee, encode_fronts, encode_pieces
 from sluice.actors.pulsar.codec.protocol import Command, Metadata, parse
 from sluice.actors.pulsar.codec.send_decoder import decode_sends
-from sluice.storage.format.batch import LAST_TIME, make_batch
+from sluice.storage.format.batch import LAST_TIME, decode_body, make_batch
+from sluice.storage.format.checked_payload import CheckedPayload
+from sluice.storage.format.frame import make_run
 from tests.actors.pulsar.made import NOW, batch, part, single, taken
 
 text = st.sampled_from([b"", b"k", "ä".encode(), b"key-" * 40])
@@ -150,3 +153,60 @@ def test_large_payloads_are_parts_of_their_own_without_a_copy() -> None:
     addresses = [np.frombuffer(one, np.uint8).ctypes.data for one in apart]
     assert all(column.address <= one < column.address + column.size for one in addresses)
     assert pieces.size == len(pieces.data)
+
+
+LARGE = [bytes([number]) * (delivery_encoder.LARGE_BYTES + number) for number in range(40)]
+
+
+def stored(payloads: list[bytes]) -> tuple[Received, CheckedPayload]:
+    """Single messages as they come from a disk: their payload was verified there."""
+    (group,) = decode_sends([single(each, sequence_id=1) for each in payloads], now=NOW, producer="till")
+    run = make_run(group.batch)
+    found = CheckedPayload.verified(run.payload, run.crc)
+    assert found is not None
+    some = part(group.batch)
+    some.rows = decode_body(found.view()[4 * run.count :], run.shape, run.count)
+    return some, found
+
+
+@pytest.mark.parametrize("count", [3, 40], ids=["alone", "vectorized"])
+def test_known_sums_change_no_byte_of_a_frame(count: int) -> None:
+    some, found = stored([*LARGE[: count - 1], b"small"])
+    plain = encode_part(some, Addressee(1, -1, None)).data
+    some.sums = found.sums(some.column("payload"), np.arange(count))
+    assert encode_part(some, Addressee(1, -1, None)).data == plain
+    assert [payload for _, _, payload in told(plain)] == [*LARGE[: count - 1], b"small"]
+
+
+@pytest.mark.parametrize("count", [3, 40], ids=["alone", "vectorized"])
+def test_damage_behind_the_verification_is_seen_by_a_client(count: int) -> None:
+    """The checksum of a frame is that of the stored bytes, whatever has happened to them in memory."""
+    some, found = stored(LARGE[:count])
+    some.sums = found.sums(some.column("payload"), np.arange(count))
+    some.rows = some.rows.set_column(
+        some.rows.schema.get_field_index("payload"), "payload", pa.array([*LARGE[: count - 1], bytes(20_000)])
+    )
+    frames = Cutter().feed(encode_part(some, Addressee(1, -1, None)).data)
+    assert [body_of(frame.rest).damaged for frame in frames] == [*[False] * (count - 1), True]
+
+
+@given(parts(plain), who)
+def test_fronts_and_payloads_are_the_frames_of_single_rows(some: Received, to: Addressee) -> None:
+    frames = encode_fronts(some, to)
+    if frames is not None:
+        assert told(b"".join(map(b"".join, frames))) == told(one_by_one(some, to))
+    else:
+        assert "batch_index" in some.schema.names
+        assert some.column("batch_index").null_count < len(some)
+
+
+def test_large_payloads_that_came_lately_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*_: object) -> None:
+        raise AssertionError("the cache was asked")
+
+    some, _ = stored(LARGE)
+    recent = FrameCache(lambda: 0, 1_000)
+    for name in ("find", "whole"):
+        monkeypatch.setattr(recent, name, ask)
+    frames = encode_part(some, Addressee(1, -1, None), None, recent)
+    assert [payload for _, _, payload in told(frames.data)] == LARGE
