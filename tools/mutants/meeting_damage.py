@@ -5,6 +5,7 @@ from __future__ import annotations
 from tools.mutants import Mutant
 
 BROKER = "broker"
+CHECKED = "tests/storage/format/test_checked_payload.py"
 CLOSED = "tests/actors/controller/test_closed_owners.py::test_a_damaged_subscription_hides_no_other"
 COPIES = "tests/actors/ledger/test_replication.py"
 DAMAGED = "tests/actors/test_damaged_records.py"
@@ -15,6 +16,38 @@ ODD = f"{DECODERS}::test_a_sealed_body_of_another_form_is_read_or_refused"
 ANY = f"{DECODERS}::test_any_bytes_are_read_or_refused"
 
 MEETING_DAMAGE: list[Mutant] = [
+    Mutant(
+        name="a large payload with a flipped byte passes",
+        module="sluice.storage.format.checked_payload",
+        old="return cls(payload, crc, marks) if found == crc else None",
+        new="return cls(payload, crc, marks)",
+        world=BROKER,
+        test=f"{CHECKED}::test_payload_with_a_flipped_byte_is_refused",
+    ),
+    Mutant(
+        name="a payload that was verified fits any checksum",
+        module="sluice.storage.format.checked_payload",
+        old="return known if known.crc == crc else None",
+        new="return known",
+        world=BROKER,
+        test=f"{CHECKED}::test_whole_view_alone_leads_back_to_the_verification",
+    ),
+    Mutant(
+        name="a part of a verified payload counts as the whole",
+        module="sluice.storage.format.checked_payload",
+        old=" and len(base.payload) == len(view) else None",
+        new=" else None",
+        world=BROKER,
+        test=f"{CHECKED}::test_whole_view_alone_leads_back_to_the_verification",
+    ),
+    Mutant(
+        name="a message is sent with the sums of its neighbour",
+        module="sluice.actors.consumer.unacked_messages",
+        old="        self.sums = self.sums[keep] if len(self.sums) else NO_SUMS\n",
+        new="",
+        world=BROKER,
+        test="tests/actors/consumer/test_payload.py::test_sums_stay_with_their_rows",
+    ),
     Mutant(
         name="a damaged notice holds up every takeover",
         module="sluice.actors.ownership.fenced_record",

@@ -153,14 +153,9 @@ def encode_part(
     """
     if known is not None and "batch_index" in part.schema.names:
         return _with_holes(part, to, known, waiting, between)
-    if recent is not None and _is_large(part):
-        recent = None  # payloads would be copied
-    if (
-        recent is not None
-        and len(part) >= min(vectorized_from, REPEATED_FROM)
-        and between is None
-        and (came := _as_it_came(part, to, recent))
-    ):
+    if recent is not None and (len(part) < min(vectorized_from, REPEATED_FROM) or _is_large(part)):
+        recent = None  # the cache has no frames of few rows, and large payloads would be copied out of it
+    if recent is not None and between is None and (came := _as_it_came(part, to, recent)):
         return came
     starts = first_rows(part, counted=not whole)
     ends = starts + 1 if len(starts) == len(part) else np.append(starts[1:], len(part))
