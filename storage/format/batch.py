@@ -288,14 +288,13 @@ def joined(batches: Sequence[StoredBatch]) -> StoredBatch:
             [np.zeros(len(b), np.int64) if b.deliver_at is None else b.deliver_at for b in batches]
         )
     hashes = np.concatenate([batch.hashes for batch in batches])
-    unbuilt = [batch for batch in batches if isinstance(batch, UnbuiltBatch)]
+    unbuilt = [batch for batch in batches if isinstance(batch, UnbuiltBatch) and batch._built is None]
     if len(unbuilt) == len(batches):
-        optional = unbuilt[0].optional
+        first = unbuilt[0]
         columns = {
-            name: list(chain.from_iterable([batch.columns[name] for batch in unbuilt]))
-            for name in stored_schema(optional).names
+            name: list(chain.from_iterable([batch.columns[name] for batch in unbuilt])) for name in first.schema.names
         }
-        return UnbuiltBatch(columns, optional, delayed, hashes)
+        return UnbuiltBatch(columns, first.optional, delayed, hashes)
     return StoredBatch(pa.concat_batches([batch.rows for batch in batches]), delayed, hashes)
 
 

@@ -121,3 +121,15 @@ def test_rows_of_a_container_are_made_once_and_with_others() -> None:
     assert whole.rows is whole.rows
     assert whole.rows.column("payload").to_pylist() == [b"0", b"1", b"2"]
     assert [whole.slice(1, 3).rows.column("payload").to_pylist(), len(whole)] == [[b"1", b"2"], 3]
+
+
+def test_rows_that_were_made_already_are_not_made_again() -> None:
+    built = []
+    for number in range(2):
+        container = MessageContainer()
+        container.add(b"%d" % number, b"k", 1)
+        built.append(container.build("p", number))
+        assert built[-1].rows.num_rows == 1
+    whole = joined(built)
+    assert not isinstance(whole, UnbuiltBatch)
+    assert whole.rows.column("payload").to_pylist() == [b"0", b"1"]
