@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from sluice.cli.output import say
+from sluice.cluster.base.version import IS_CHECKOUT, ROOT
 from sluice.storage.errors import Invalid, NotFound
 
 FOLDERS = ("src/sluice", "tests", "benchmarks", "tools")
@@ -35,10 +36,9 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 
 def checkout() -> Path:
     """The folder of the checkout that this code runs from. Raises Invalid if it was installed without one."""
-    root = Path(__file__).resolve().parents[1]
-    if not (root / "tests" / "__init__.py").is_file():
+    if not IS_CHECKOUT:
         raise Invalid("this command needs a checkout of the repository: git clone it and use its ./sluice")
-    return root
+    return ROOT
 
 
 def test(context: typer.Context) -> int:

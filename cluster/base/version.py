@@ -8,7 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder of the package, or of a checkout."""
-COMMAND = "./sluice" if (ROOT / "pyproject.toml").is_file() else "sluice"
+IS_CHECKOUT = (ROOT / "tests" / "__init__.py").is_file()
+COMMAND = "./sluice" if IS_CHECKOUT else "sluice"
 """What a person types, as messages and help name it: the script of a checkout, else the installed command."""
 
 
