@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-M = TypeVar("M")
 Properties = dict[str, str] | None
 Callback = Callable[..., None] | None
 
@@ -36,20 +35,6 @@ class Tracing(Protocol):
 
 
 ACTIVE: Tracing | None = None
-
-
-def traced_message(
-    producer: Producing, payload: bytes, properties: Properties, callback: Callback
-) -> tuple[Properties, Callback]:
-    """Return the properties and the callback of a message, traced if anything is."""
-    return (properties, callback) if ACTIVE is None else ACTIVE.publishing(producer, payload, properties, callback)
-
-
-def traced_receive(message: M, subscription: str) -> M:
-    """Return a message that was received, traced if anything is."""
-    if ACTIVE is not None:
-        ACTIVE.received(message, subscription)
-    return message
 
 
 def traced(call: Callable[[Any], Any], subscription: str, worker: str) -> Callable[[Any], Any]:

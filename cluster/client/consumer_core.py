@@ -267,8 +267,9 @@ class ConsumerCore(OfThisProcess, Generic[V]):
         return consumer
 
     def _traced(self, message: Message[V]) -> Message[V]:
-        traced = self.traces and tracing.ACTIVE is not None
-        return tracing.traced_receive(message, self.options.subscription) if traced else message
+        if self.traces and tracing.ACTIVE is not None:
+            tracing.ACTIVE.received(message, self.options.subscription)
+        return message
 
     def _took(self, consumer: PartitionConsumer, part: Received) -> None:
         """A part was taken from the queue, and its permits are free now."""

@@ -180,7 +180,7 @@ class ProducerCore(OfThisProcess, Generic[S]):
         properties, ordering_key = named(delay_id, properties, partition_key, ordering_key)
         pieces = self._pieces(payload, deliver_at)
         if tracing.ACTIVE is not None:
-            properties, callback = tracing.traced_message(self, payload, properties, callback)
+            properties, callback = tracing.ACTIVE.publishing(self, payload, properties, callback)
         with self._room:
             self._check_open()
             if deliver_at is not None:
