@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sluice.cluster.base.printable import first_line
 from sluice.storage.errors import Invalid
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _read(spark: Any, path: Path, kind: str) -> Any:
         separator = "\t" if ".tsv" in path.name.lower() else ","
         return reader.csv(str(path), header=True, inferSchema=True, nullValue="NA", sep=separator)
     except AnalysisException as error:
-        raise Invalid(f"Spark cannot read {path}: {str(error).splitlines()[0]}") from error
+        raise Invalid(f"Spark cannot read {path}: {first_line(error)}") from error
 
 
 def _unpack(spark: Any, path: Path) -> Path:
@@ -163,7 +164,7 @@ def _columns_of(path: Path, kind: str) -> list[str] | None:
         with pa.input_stream(str(path)) as stream:
             return list(csv.open_csv(stream, parse_options=options).schema.names)
     except (pa.ArrowInvalid, OSError) as error:
-        raise Invalid(f"cannot read {path}: {str(error).splitlines()[0]}") from error
+        raise Invalid(f"cannot read {path}: {first_line(error)}") from error
 
 
 def _check_columns(options: FloodOptions, columns: list[str]) -> None:
