@@ -69,12 +69,9 @@ def encode_pieces(part: Received, starts: Ints, to: Addressee) -> pa.Array | Non
         return None
     metadata, size = encoded
     body = join(of_u32(size).column(), *metadata, _payload(part, rows, starts, alone, bodies))
-    commands = _commands(part, starts, np.append(starts[1:], len(part)), to)
-    head, length = commands.lengths(), lengths_of(body)
+    commands, length = _commands(part, starts, np.append(starts[1:], len(part)), to), lengths_of(body)
     ends = np.cumsum(length)
-    sums = of_u32(checksums(joined(body), ends - length, ends))
-    front = side_by_side(len(starts), [of_u32(length + head + 10), of_u32(head), commands, CHECKSUMMED, sums])
-    return join(front.column(), body)
+    return join(_fronts(commands, length, checksums(joined(body), ends - length, ends)), body)
 
 
 def encode_fronts(part: Received, to: Addressee) -> list[tuple[Buffer, Buffer]] | None:
@@ -96,16 +93,16 @@ def encode_fronts(part: Received, to: Addressee) -> list[tuple[Buffer, Buffer]] 
     seen = enumerate(zip(checksums(joined(sized), begins, ends).tolist(), known, strict=True))
     sums = [extended(crc, payloads[row], around) for row, (crc, around) in seen]
     commands = _commands(part, starts, starts + 1, to)
-    head, length = commands.lengths(), lengths_of(sized) + lengths_of(part.column("payload"))
-    columns: list[bytes | Cells] = [
-        of_u32(length + head + 10),
-        of_u32(head),
-        commands,
-        CHECKSUMMED,
-        of_u32(np.array(sums, np.int64)),
-    ]
-    fronts = Views(join(side_by_side(len(part), columns).column(), sized))
+    length = lengths_of(sized) + lengths_of(part.column("payload"))
+    fronts = Views(join(_fronts(commands, length, np.array(sums, np.int64)), sized))
     return [(fronts[row], payloads[row]) for row in range(len(part))]
+
+
+def _fronts(commands: Cells, length: Ints, sums: Ints) -> pa.Array:
+    """Return what stands before the metadata of frames, a binary column. length, sums: of all behind the checksum."""
+    head = commands.lengths()
+    parts: list[bytes | Cells] = [of_u32(length + head + 10), of_u32(head), commands, CHECKSUMMED, of_u32(sums)]
+    return side_by_side(len(head), parts).column()
 
 
 def repeat_bodies(part: Received, starts: Ints, ends: Ints, to: Addressee, bodies: pa.Array) -> pa.Array:
