@@ -24,7 +24,8 @@ from sluice.actors.ports.wire import Blob, Reply, Request
 from sluice.actors.runtime.host import Actor, Outcome
 from sluice.actors.runtime.waiting import SharedFuture, all_of
 from sluice.storage.errors import Conflict, Corrupt, Invalid, SluiceError, Unavailable
-from sluice.storage.format.frame import PREFIX_BYTES, Header, decode_head, head_size, payload_crc
+from sluice.storage.format.checked_payload import payload_crc
+from sluice.storage.format.frame import PREFIX_BYTES, Header, decode_head, head_size
 from sluice.storage.format.journal import Envelope, Kind
 from sluice.storage.format.position import MAX_ENTRY, MAX_LEDGER
 

@@ -22,7 +22,8 @@ from sluice.actors.messages import DescribeLedger, LedgerIndex, ReadHeads, ReadR
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob
 from sluice.storage.errors import Corrupt, Fenced, SluiceError, Unavailable
-from sluice.storage.format.frame import Frame, Header, decode_head, encode_head, head_size, payload_crc
+from sluice.storage.format.checked_payload import payload_crc
+from sluice.storage.format.frame import Frame, Header, decode_head, encode_head, head_size
 
 if TYPE_CHECKING:
     from sluice.actors.ledger.history_reader import HistoryReader

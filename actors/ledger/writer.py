@@ -43,7 +43,8 @@ from sluice.storage.errors import (
     Overloaded,
     SluiceError,
 )
-from sluice.storage.format.frame import Header, Run, Segment, encode_head, payload_crc
+from sluice.storage.format.checked_payload import payload_crc
+from sluice.storage.format.frame import Header, Run, Segment, encode_head
 
 
 @dataclass(slots=True)

@@ -17,8 +17,8 @@ from sluice.actors.messages import Delivery, Part, PayloadRead
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob
 from sluice.storage.errors import Corrupt
+from sluice.storage.format.checked_payload import payload_crc
 from sluice.storage.format.cut import cut_run
-from sluice.storage.format.frame import payload_crc
 
 W = TypeVar("W", Part, PayloadRead)
 

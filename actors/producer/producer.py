@@ -43,7 +43,8 @@ from sluice.storage.format.batch import (
     has_keyed_delay,
     joined,
 )
-from sluice.storage.format.frame import Run, make_run, payload_crc, run_of, run_parts
+from sluice.storage.format.checked_payload import payload_crc
+from sluice.storage.format.frame import Run, make_run, run_of, run_parts
 from sluice.storage.format.position import position
 
 RETRY_FIRST, RETRY_MOST = 5, 500

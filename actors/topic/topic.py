@@ -101,7 +101,8 @@ from sluice.storage.format.batch import (
     decode_body,
     has_keyed_delay,
 )
-from sluice.storage.format.frame import KIND_WITH_SEGMENTS, Run, Segment, index_columns, make_run, payload_crc
+from sluice.storage.format.checked_payload import payload_crc
+from sluice.storage.format.frame import KIND_WITH_SEGMENTS, Run, Segment, index_columns, make_run
 
 SERVING_WAIT_MS = 5_000
 """How long a request waits for the recovery."""

@@ -89,10 +89,16 @@ class CheckedPayload:
         return np.array(found, np.uint32).reshape(-1, 2)
 
 
+def payload_crc(payload: bytes | memoryview, before: int = 0) -> int:
+    """Return the CRC32C of a payload (columns and body) behind bytes with the checksum `before`."""
+    seen = payload if isinstance(payload, bytes) else np.frombuffer(payload, np.uint8)
+    return int(google_crc32c.extend(before, seen))
+
+
 def checked(payload: memoryview, crc: int) -> memoryview | None:
     """Return a payload that fits a checksum, a large one as a view of a CheckedPayload; None if it does not fit."""
     if len(payload) < CHECKED_FROM:
-        return payload if google_crc32c.value(np.frombuffer(payload, np.uint8)) == crc else None
+        return payload if payload_crc(payload) == crc else None
     found = CheckedPayload.verified(payload, crc)
     return None if found is None else found.view()
 

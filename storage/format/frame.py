@@ -44,7 +44,7 @@ from sluice.storage.format.batch import (
     encode_body,
     shape_of,
 )
-from sluice.storage.format.checked_payload import checked
+from sluice.storage.format.checked_payload import checked, payload_crc
 from sluice.storage.format.hashing import Hashes
 from sluice.storage.format.inflated import inflated_bytes
 
@@ -215,11 +215,6 @@ def _checked(batch: StoredBatch, body: list[Buffer]) -> list[Buffer]:
 
 def _run(batch: StoredBatch, payload: memoryview, crc: int) -> Run:
     return Run(len(batch), batch.deliver_at is not None, shape_of(batch.rows.schema), payload, crc)
-
-
-def payload_crc(payload: Buffer) -> int:
-    """CRC32C of a payload (columns and body)."""
-    return int(google_crc32c.value(payload if isinstance(payload, bytes) else np.frombuffer(payload, np.uint8)))
 
 
 def encode_head(header: Header, payload_bytes: int) -> bytes:

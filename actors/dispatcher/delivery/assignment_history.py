@@ -28,7 +28,7 @@ from sluice.actors.dispatcher.delivery.subscription import PartitionSubscription
 from sluice.actors.key_shared import KEPT, Change, History
 from sluice.actors.ports import Ports
 from sluice.storage.errors import Corrupt, NotFound, Overloaded, Unavailable
-from sluice.storage.format.frame import payload_crc
+from sluice.storage.format.checked_payload import payload_crc
 
 CHANGES_AN_EPOCH = 1_000_000
 MOST_OBJECTS = 16

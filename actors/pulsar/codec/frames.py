@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from sluice.actors.pulsar.codec.protocol import MalformedCommand
 from sluice.storage.format.batch import MAX_MESSAGE_BYTES
-from sluice.storage.format.checked_payload import SUMMED_FROM, behind_another
+from sluice.storage.format.checked_payload import SUMMED_FROM, behind_another, payload_crc
 
 Buffer = bytes | memoryview
 
@@ -155,7 +155,7 @@ def extended(crc: int, payload: Buffer, sums: Sequence[int] = ()) -> int:
     if sums and len(payload) >= SUMMED_FROM:
         before, end = sums
         return behind_another(crc, before, end, len(payload))
-    return int(google_crc32c.extend(crc, payload if isinstance(payload, bytes) else np.frombuffer(payload, np.uint8)))
+    return payload_crc(payload, crc)
 
 
 def encode(command: Any) -> bytes:

@@ -14,7 +14,8 @@ from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.runtime.host import Actor
 from sluice.storage.errors import Unavailable
 from sluice.storage.format.batch import StoredBatch, make_batch
-from sluice.storage.format.frame import make_run, payload_crc
+from sluice.storage.format.checked_payload import payload_crc
+from sluice.storage.format.frame import make_run
 from tests.sim.world import World
 
 

@@ -16,7 +16,8 @@ from sluice.actors.ports import Ports, Unknown
 from sluice.actors.ports.wire import Blob
 from sluice.actors.topic.partition import managed_ledger as log
 from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, Overloaded
-from sluice.storage.format.frame import NEWEST, Run, payload_crc
+from sluice.storage.format.checked_payload import payload_crc
+from sluice.storage.format.frame import NEWEST, Run
 from sluice.storage.format.position import position
 from tests.actors.topic.cluster import Cluster, TestProducer, insist, make_test_run, read_all
 from tests.sim.world import World

@@ -22,7 +22,7 @@ from sluice.actors.ports import Ports, Unknown
 from sluice.actors.topic.background import compaction
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.batch import decode_body
-from sluice.storage.format.frame import payload_crc
+from sluice.storage.format.checked_payload import payload_crc
 from sluice.storage.format.position import position, run_positions, show
 from tests.sim.faults import Fault
 from tests.sim.world import World

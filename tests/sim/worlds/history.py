@@ -29,7 +29,7 @@ from sluice.actors.ports import Ports, Unknown
 from sluice.actors.topic.background import offloading, table_following
 from sluice.storage.errors import NotFound, SluiceError
 from sluice.storage.format.batch import decode_body
-from sluice.storage.format.frame import payload_crc
+from sluice.storage.format.checked_payload import payload_crc
 from sluice.storage.format.position import EARLIEST, position, show
 from tests.sim.faults import Fault
 from tests.sim.tables import SimColumns, TableCatalog

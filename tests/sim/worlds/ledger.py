@@ -36,7 +36,8 @@ from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
 from sluice.actors.producer.waves import Waves
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.batch import decode_body, make_batch
-from sluice.storage.format.frame import decode_head, payload_crc
+from sluice.storage.format.checked_payload import payload_crc
+from sluice.storage.format.frame import decode_head
 from sluice.storage.format.position import EARLIEST, position, show
 from tests.sim.faults import Fault, Nemesis
 from tests.sim.world import World

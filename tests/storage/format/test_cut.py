@@ -8,8 +8,9 @@ import pytest
 
 from sluice.storage.errors import Corrupt
 from sluice.storage.format.batch import decode_body, make_batch
+from sluice.storage.format.checked_payload import payload_crc
 from sluice.storage.format.cut import cut_run
-from sluice.storage.format.frame import Run, index_columns, make_run, payload_crc
+from sluice.storage.format.frame import Run, index_columns, make_run
 
 COUNT = 200
 
