@@ -148,12 +148,20 @@ def controllers_node(*, head: bool = False) -> dict[str, Any]:
     return found[0]
 
 
-def processes_on(node: dict[str, Any]) -> list[int]:
-    """The ids of Sluice's processes on a node."""
-    import ray
+def processes_on(session: str, node: dict[str, Any]) -> list[psutil.Process]:
+    """Sluice's processes on a node.
 
-    names = [row["name"] for row in ray.util.list_named_actors(True) if row["namespace"] == "sluice"]
-    return [pid_of(name) for name in names if node_of(name) == node["NodeID"]]
+    Ray is not asked: a call to an actor that is just then replaced can wait for a minute.
+    """
+    return [worker for worker in raylet_of(session, node).children(recursive=True) if is_a_host(worker)]
+
+
+def is_a_host(process: psutil.Process) -> bool:
+    """Whether a child of a raylet is one of Sluice's processes. Ray sets the titles."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        title = " ".join(process.cmdline())
+        return title.startswith("ray::") and "Agent" not in title and "IDLE" not in title
+    return False
 
 
 @contextlib.contextmanager
@@ -286,7 +294,7 @@ def test_the_loss_of_the_controllers_node_loses_nothing(client: Client, data: Pa
     traffic = Traffic(client, f"controllers-{how}")
     node = controllers_node()
     eventually(lambda: len(actors(client, "bookie")) == 3, "a bookie is missing")
-    here = [psutil.Process(pid) for pid in processes_on(node)]
+    here = processes_on(session_of(data), node)
     assert any(process.pid == pid_of("controller") for process in here)
     with lost(data, node, how):
         traffic.send()
@@ -338,7 +346,7 @@ def test_the_loss_of_the_heads_raylet_loses_nothing(request: pytest.FixtureReque
             eventually(lambda: len(live_nodes()) == 3, "a node is missing")
             eventually(lambda: len(actors(client, "bookie")) == 3, "a bookie is missing")
             node = controllers_node(head=True)
-            here = [psutil.Process(pid) for pid in processes_on(node)]
+            here = processes_on(session_of(data), node)
         assert not ray.is_initialized()
         with sluice.connect(data_dir=data) as client:
             traffic = Traffic(client, "head")
