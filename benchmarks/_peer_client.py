@@ -132,9 +132,9 @@ def paced(link: SluiceLink, messages: int, every_ms: float) -> dict[str, Any]:
     return {"confirmed": confirmed, "delivered": delivered}
 
 
-def send(link: SluiceLink, messages: int, keys: int) -> dict[str, Any]:
-    """Single messages as fast as the client takes them."""
-    names, payload = [f"key-{number:06d}" for number in range(keys)], b"x" * 100
+def send(link: SluiceLink, messages: int, keys: int, size: int) -> dict[str, Any]:
+    """Single messages of `size` bytes as fast as the client takes them."""
+    names, payload = [f"key-{number:06d}" for number in range(keys)], b"x" * size
     for number in range(messages):
         link.send_async(payload, names[number % keys])
     link.flush()

@@ -10,7 +10,7 @@ and syncs to disk before it confirms: Sluice two copies, Pulsar one.
 
     paced    one message of 100 bytes every 10 ms, sent at its intended time: ms until confirmed, until received;
              --clients do so at once, each on a topic of its own
-    singles  send_async one by one, then receive and acknowledge one by one, one client, 4 partitions
+    singles  send_async one by one, then receive and acknowledge one by one, one client, 4 partitions; --bytes each
 
 Processor time is that of every process of the broker and of its clients. Of all rounds the median is shown, and behind
 it, in brackets, the median of Sluice's figure divided by that of the same round. The last line is JSON.
@@ -89,14 +89,14 @@ def _all_paced(clients: list[Worker], messages: int, every_ms: float) -> list[di
 
 def singles(side: Side, topic: str, options: argparse.Namespace) -> Figures:
     """Single messages through one client."""
-    count, figures = options.singles, {}
+    count, figures, sent = options.singles, {}, {"keys": KEYS, "size": options.bytes}
     with Worker(side, topic=side.make_topic(topic, 4), partitions=4, produce=True, consume=True) as one:
         one.hear()
         for do in ("send", "receive"):
-            one.ask(do, messages=options.warm, **({"keys": KEYS} if do == "send" else {}))
+            one.ask(do, messages=options.warm, **(sent if do == "send" else {}))
         for do, name in (("send", "send_async"), ("receive", "receive_acknowledge")):
             cpu = side.cpu()
-            told = one.ask(do, messages=count, **({"keys": KEYS} if do == "send" else {}))
+            told = one.ask(do, messages=count, **(sent if do == "send" else {}))
             figures[f"{name}_per_s"] = count / (told["ended"] - told["began"])
             figures[f"{name}_cpu_us"] = (side.cpu() - cpu + told["cpu"]) * 1e6 / count
     return figures
@@ -175,6 +175,7 @@ def main() -> None:
     parser.add_argument("--clients", type=count, default=1, help="clients at once that send paced messages")
     parser.add_argument("--threads", action="store_true", help="of paced messages, what each thread takes")
     parser.add_argument("--singles", type=count, default=100_000, help="messages of a round")
+    parser.add_argument("--bytes", type=count, default=100, help="of a payload of those")
     parser.add_argument("--warm", type=count_or_none, default=200, help="messages before those that count")
     parser.add_argument("--pulsar", metavar="FOLDER", help="Pulsar's unpacked distribution")
     parser.add_argument("--checkout", metavar="FOLDER", help="another checkout of Sluice, set up by its ./sluice")

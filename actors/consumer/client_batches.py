@@ -17,7 +17,7 @@ from sluice.actors.consumer.unacked_messages import Received, UnackedMessageTrac
 from sluice.actors.messages import NO_POSITIONS, FindOpen, SentApart
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Reply, Request
-from sluice.actors.runtime.asking import Backoff
+from sluice.actors.runtime.waiting import Backoff
 from sluice.storage.errors import SluiceError
 from sluice.storage.format.position import Positions
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from sluice.actors.consumer.negative_acks import CALL_TIMEOUT, RETRY_FIRST, RETRY_MOST
 from sluice.actors.messages import Detach, Event, HandOver
 from sluice.actors.ports import Address, Ports, Unknown
-from sluice.actors.runtime.asking import Backoff
+from sluice.actors.runtime.waiting import Backoff
 from sluice.storage.errors import Fenced, SluiceError, Unavailable
 
 

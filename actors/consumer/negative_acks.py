@@ -18,8 +18,7 @@ from sluice.actors.consumer.unacked_messages import Received
 from sluice.actors.messages import NO_POSITIONS, GivenBack, NegativeAcknowledge
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Request
-from sluice.actors.runtime.asking import Backoff
-from sluice.actors.runtime.waiting import Signal
+from sluice.actors.runtime.waiting import Backoff, Signal
 from sluice.storage.errors import Fenced, SluiceError, Unavailable
 from sluice.storage.format.position import Positions
 

@@ -46,9 +46,8 @@ from sluice.actors.messages import (
     RedeliverUnacknowledged,
 )
 from sluice.actors.ports import Address, Clock, Ports, Unknown
-from sluice.actors.runtime.asking import Backoff
 from sluice.actors.runtime.gc_pressure import CLIENT, LET_GO
-from sluice.actors.runtime.waiting import SharedFuture, Signal, SignalTask, carry_through
+from sluice.actors.runtime.waiting import Backoff, SharedFuture, Signal, SignalTask, carry_through
 from sluice.storage.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, Overloaded, SluiceError, Unavailable
 from sluice.storage.format.batch import LAST_TIME
 from sluice.storage.format.position import Positions

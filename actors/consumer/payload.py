@@ -31,8 +31,7 @@ from sluice.actors.messages import NO_ROWS, Part, PayloadRead, ReadPayload, RunI
 from sluice.actors.messages.limits import KEPT_MS
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob, owned
-from sluice.actors.runtime.asking import Backoff
-from sluice.actors.runtime.waiting import Signal
+from sluice.actors.runtime.waiting import Backoff, Signal
 from sluice.storage.errors import Corrupt, Fenced, NotFound, Overloaded, Unavailable
 from sluice.storage.format.batch import StoredBatch, decode_body, rows_of_body
 from sluice.storage.format.checked_payload import NO_SUMS, CheckedPayload, Sums, checked

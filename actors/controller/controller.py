@@ -74,7 +74,7 @@ from sluice.actors.messages.settings import check_subscription, check_values, de
 from sluice.actors.ownership.names import check_name
 from sluice.actors.ports import Address, Places, Ports, Unknown
 from sluice.actors.ports.wire import Request
-from sluice.actors.runtime.asking import Backoff
+from sluice.actors.runtime.waiting import Backoff
 from sluice.storage.errors import Corrupt, Invalid, NotFound, SluiceError, Unavailable
 
 CALL_TIMEOUT = 10_000

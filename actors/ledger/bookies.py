@@ -14,7 +14,7 @@ from typing import TypeVar
 from sluice.actors.messages import BookieList
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Reply, Request
-from sluice.actors.runtime.asking import ask
+from sluice.actors.runtime.waiting import ask
 from sluice.storage.errors import Conflict, SluiceError, Unavailable
 
 R = TypeVar("R", bound=Reply)

@@ -31,8 +31,7 @@ from sluice.actors.ledger.record import Fragment, LedgerRecord, Quorum
 from sluice.actors.messages import AddRun, Done
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob
-from sluice.actors.runtime.asking import Backoff
-from sluice.actors.runtime.waiting import Signal
+from sluice.actors.runtime.waiting import Backoff, Signal
 from sluice.storage.errors import (
     Conflict,
     Corrupt,

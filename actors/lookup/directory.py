@@ -30,8 +30,7 @@ from sluice.actors.messages import (
 from sluice.actors.messages.settings import shared_settings
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import R, Request
-from sluice.actors.runtime.asking import Backoff
-from sluice.actors.runtime.waiting import SingleFlight
+from sluice.actors.runtime.waiting import Backoff, SingleFlight
 from sluice.storage.errors import Fenced, NotFound, SluiceError, Unavailable
 
 ANSWER_TIMEOUT, OWNER_PATIENCE = 15_000, 30_000

@@ -16,7 +16,7 @@ from sluice.actors.lookup.directory import Directory
 from sluice.actors.messages import Ends, IndexRead, ReadEnds, ReadIndex, RunIndex
 from sluice.actors.ports import Address, Ports, Unknown
 from sluice.actors.ports.wire import Reply, Request
-from sluice.actors.runtime.asking import Backoff
+from sluice.actors.runtime.waiting import Backoff
 from sluice.storage.errors import Fenced, SluiceError, Unavailable
 
 R = TypeVar("R", bound=Reply)

@@ -38,8 +38,7 @@ import msgpack
 import msgspec
 
 from sluice.actors.ports import Address, Meta, Ports, Version
-from sluice.actors.runtime.asking import Backoff
-from sluice.actors.runtime.waiting import Signal
+from sluice.actors.runtime.waiting import Backoff, Signal
 from sluice.storage.errors import Corrupt, Fenced, Unavailable
 
 NOTICES = "process/"

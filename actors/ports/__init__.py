@@ -84,7 +84,7 @@ class Net(Protocol):
     def ask(
         self, to: Address, request: Request[R], timeout: int, on_answer: Callable[[R | Unknown | SluiceError], None]
     ) -> None:
-        """Ask a peer as `call` does, without a task of the caller. Actors use it through actors.runtime.asking.
+        """Ask a peer as `call` does, without a task of the caller. Actors use it through actors.runtime.waiting.
 
         `on_answer` is called once, with the reply, `Unknown` or the refusal, and never before this has returned.
         """

@@ -22,9 +22,8 @@ from sluice.actors.ports import Address, Ports, Task, Unknown
 from sluice.actors.ports.wire import Blob
 from sluice.actors.producer.batches import RUN_BYTES, RUN_MESSAGES, Outgoing, halves
 from sluice.actors.producer.waves import PUBLISH_TIMEOUT, Outcome, Over, PublishColumns, Waves
-from sluice.actors.runtime.asking import Backoff, ask
 from sluice.actors.runtime.gc_pressure import CLIENT, LET_GO
-from sluice.actors.runtime.waiting import Signal
+from sluice.actors.runtime.waiting import Backoff, Signal, ask
 from sluice.storage.errors import (
     Conflict,
     Corrupt,

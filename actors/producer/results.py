@@ -27,7 +27,7 @@ from sluice.actors.ports.wire import Blob
 from sluice.actors.producer.batches import BODY_BYTES, RUN_BYTES, RUN_MESSAGES
 from sluice.actors.producer.producer import RETRY_FIRST, RETRY_MOST
 from sluice.actors.producer.waves import PUBLISH_TIMEOUT
-from sluice.actors.runtime.asking import Backoff
+from sluice.actors.runtime.waiting import Backoff
 from sluice.storage.errors import Corrupt, Fenced, Invalid, Overloaded, SluiceError, Unavailable
 from sluice.storage.format.batch import StoredBatch, has_keyed_delay, joined
 from sluice.storage.format.frame import make_run

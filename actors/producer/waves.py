@@ -25,8 +25,7 @@ from sluice.actors.messages import Published, PublishMany
 from sluice.actors.ports import Address, Ports, Timer, Unknown
 from sluice.actors.ports.wire import Blob
 from sluice.actors.producer.batches import Outgoing
-from sluice.actors.runtime.asking import ask
-from sluice.actors.runtime.waiting import SharedFuture, SharedTimers
+from sluice.actors.runtime.waiting import SharedFuture, SharedTimers, ask
 from sluice.storage.errors import Invalid, SluiceError
 from sluice.storage.format.batch import MAX_RUN_MESSAGES, StoredBatch, has_keyed_delay, joined
 from sluice.storage.format.frame import MAX_NAMES_BYTES, MAX_SEGMENTS, Run, make_run

@@ -25,7 +25,7 @@ from sluice.actors.messages import NO_COUNTS, Part, TopicSettings
 from sluice.actors.messages.settings import ORIGIN, dead_letter_topic
 from sluice.actors.producer.batches import RUN_BYTES, Outgoing, split
 from sluice.actors.producer.producer import PartitionProducer, ProducerConfig
-from sluice.actors.runtime.asking import Backoff
+from sluice.actors.runtime.waiting import Backoff
 from sluice.storage.errors import Conflict, SluiceError
 from sluice.storage.format.batch import GIVEN_BY_CLIENTS, StoredBatch, make_batch
 from sluice.storage.format.position import Positions, entries_of, ledgers_of, positions_of

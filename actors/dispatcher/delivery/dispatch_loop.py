@@ -16,8 +16,7 @@ from sluice.actors.dispatcher.delivery.unacked_runs import mark_overtook
 from sluice.actors.lookup.cutting import cut_delivery
 from sluice.actors.lookup.topic_client import RETRY_FIRST, RETRY_MOST
 from sluice.actors.messages import Acknowledge, Acknowledged, Delivery, Done, FindOpen, Poll, SentApart, StillOpen
-from sluice.actors.runtime.asking import Backoff
-from sluice.actors.runtime.waiting import SignalTask
+from sluice.actors.runtime.waiting import Backoff, SignalTask
 from sluice.actors.runtime.wall_clock import pause_until
 from sluice.storage.errors import Conflict, Fenced
 from sluice.storage.format.position import Positions, ascending

@@ -27,8 +27,7 @@ from sluice.actors.dispatcher.delivery.process_sessions import Beat
 from sluice.actors.dispatcher.delivery.sessions import Session
 from sluice.actors.messages import NO_POSITIONS, NO_ROWS, ReadRowIndex, RowIndex
 from sluice.actors.ports import Watch
-from sluice.actors.runtime.asking import Backoff
-from sluice.actors.runtime.waiting import Signal
+from sluice.actors.runtime.waiting import Backoff, Signal
 from sluice.storage.errors import SluiceError
 
 LIVENESS_MS = 5_000

@@ -20,8 +20,7 @@ from sluice.actors.dispatcher.delivery.hot_keys import HotKeys
 from sluice.actors.lookup.topic_client import READ_MOST
 from sluice.actors.messages import NO_POSITIONS, IndexRead, ReadEnds, RunIndex
 from sluice.actors.ownership.fenced_record import process_of
-from sluice.actors.runtime.asking import Backoff
-from sluice.actors.runtime.waiting import CancellableWait, Signal
+from sluice.actors.runtime.waiting import Backoff, CancellableWait, Signal
 from sluice.storage.errors import Fenced, NotFound, SluiceError, Unavailable
 from sluice.storage.format.frame import index_columns
 from sluice.storage.format.position import Positions, entry_of, ledger_of, position, positions_of, run_positions

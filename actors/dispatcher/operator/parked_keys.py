@@ -28,7 +28,7 @@ from sluice.actors.dispatcher.delivery.context import SubscriptionContext
 from sluice.actors.key_shared import KeySharedDispatcher, ParkedKey
 from sluice.actors.messages import NO_COUNTS, NO_POSITIONS, Discard, ListParked, Redrive
 from sluice.actors.messages.parking import DecideParked
-from sluice.actors.runtime.asking import Backoff
+from sluice.actors.runtime.waiting import Backoff
 from sluice.storage.errors import Corrupt, Invalid, SluiceError, Unavailable
 from sluice.storage.format.batch import order_keys
 from sluice.storage.format.cursor import Cursor

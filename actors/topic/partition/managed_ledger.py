@@ -30,9 +30,8 @@ from sluice.actors.ledger.writer import Append, LedgerWriter, WriterCallbacks
 from sluice.actors.messages import HEADS_AT_ONCE, Published, TopicSettings
 from sluice.actors.ports import Ports
 from sluice.actors.ports.wire import Blob
-from sluice.actors.runtime.asking import Backoff
 from sluice.actors.runtime.store_attempts import REFUSALS
-from sluice.actors.runtime.waiting import Signal
+from sluice.actors.runtime.waiting import Backoff, Signal
 from sluice.actors.topic.partition.entry_cache import TAIL_BYTES, EntryCache, cache_run
 from sluice.actors.topic.partition.producers import Producers
 from sluice.actors.topic.partition.resources import LogResources

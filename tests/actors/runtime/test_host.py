@@ -11,8 +11,8 @@ import pytest
 from sluice.actors.messages import AddRun, Done
 from sluice.actors.ports import Ports, Unknown
 from sluice.actors.ports.wire import Blob, Packed, pack
-from sluice.actors.runtime.asking import ask
 from sluice.actors.runtime.host import Actor, Answer, HostedActor, Outcome
+from sluice.actors.runtime.waiting import ask
 from sluice.storage.errors import Fenced, SluiceError
 from tests.sim.loop import current_loop
 from tests.sim.world import World

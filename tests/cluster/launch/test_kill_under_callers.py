@@ -21,7 +21,7 @@ CALLERS = 32
 
 
 class Callers:
-    """Threads with a producer each, of which each sends its next number when the one before is confirmed."""
+    """A thread for each producer. It sends the next number when the one before is confirmed."""
 
     def __init__(self, url: str, topics: list[str]) -> None:
         quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)

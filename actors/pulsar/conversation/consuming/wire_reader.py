@@ -19,8 +19,7 @@ from sluice.actors.lookup.topic_client import TopicClient, TopicLog
 from sluice.actors.messages import NO_COUNTS, NO_POSITIONS, Event, IndexRead, RunIndex
 from sluice.actors.ports import Ports
 from sluice.actors.pulsar.topic_names import TopicPartition
-from sluice.actors.runtime.asking import Backoff
-from sluice.actors.runtime.waiting import CancellableWait, Signal
+from sluice.actors.runtime.waiting import Backoff, CancellableWait, Signal
 from sluice.storage.errors import Fenced, NotFound, SluiceError, Unavailable
 from sluice.storage.format.position import Positions, entry_of, position
 

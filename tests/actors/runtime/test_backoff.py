@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.actors.runtime.asking import Backoff
+from sluice.actors.runtime.waiting import Backoff
 from sluice.storage.errors import Unavailable
 from tests.sim.world import World
 
