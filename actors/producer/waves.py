@@ -25,7 +25,7 @@ from sluice.actors.messages import Published, PublishMany
 from sluice.actors.ports import Address, Ports, Timer, Unknown
 from sluice.actors.ports.wire import Blob
 from sluice.actors.producer.batches import Outgoing
-from sluice.actors.runtime.waiting import SharedFuture, SharedTimers, ask
+from sluice.actors.runtime.waiting import SharedFuture, SharedTimers, ask, soon
 from sluice.storage.errors import Invalid, SluiceError
 from sluice.storage.format.batch import MAX_RUN_MESSAGES, StoredBatch, has_keyed_delay, joined
 from sluice.storage.format.frame import MAX_NAMES_BYTES, MAX_SEGMENTS, Run, make_run
@@ -293,9 +293,9 @@ class Rounds:
         ready = self._large or (self._small and self._newest is None and not self.returning.lasts())
         if ready and self._free and not self._beginning:
             self._beginning = True
-            self._ports.spawn(self._begin(), "round")
+            soon(self._ports, self._begin)
 
-    async def _begin(self) -> None:
+    def _begin(self) -> None:
         self._beginning = False
         waiting = [self._large]
         if self._newest is None and not self.returning.lasts():

@@ -9,8 +9,8 @@ half the tasks of a process. So a SignalTask is there only while there is work. 
 own.
 
 **Answers** come by a call. A wait for a bookie is most of what a message does; as a task it costs more than the work
-before and behind it. So `ask` needs none. The call has the rules of a background task: an error in it ends its actor,
-and after the end of its actor none is made.
+before and behind it. So `ask` needs none, and neither does `soon`, for what is due in the next turn of the event loop.
+A call has the rules of a background task: an error in it ends its actor, and after the end of its actor none is made.
 
 **Pauses between tries** are each twice as long as the one before, up to a limit. Tasks that wait for the same thing, as
 a thousand consumers for a new dispatcher, began to wait at the same moment. So that they do not retry in step, every
@@ -436,16 +436,21 @@ def ask(
     on_answer: Callable[[R | Unknown | SluiceError], None],
 ) -> None:
     """Ask a peer and wait at most `timeout` ms. on_answer: called once, after this has returned."""
+    ports.net.ask(to, request, timeout, partial(_call, ports, on_answer))
 
-    def answered(outcome: R | Unknown | SluiceError) -> None:
-        if ports.actor.over:
-            return
-        try:
-            on_answer(outcome)
-        except Exception as error:
-            ports.spawn(_fail(error), "answer")
 
-    ports.net.ask(to, request, timeout, answered)
+def soon(ports: Ports, call: Callable[[], None]) -> None:
+    """Call a function in the next turn of the event loop, without a task."""
+    asyncio.get_running_loop().call_soon(_call, ports, call)
+
+
+def _call(ports: Ports, call: Callable[..., None], *given: object) -> None:
+    if ports.actor.over:
+        return
+    try:
+        call(*given)
+    except Exception as error:
+        ports.spawn(_fail(error), "call")
 
 
 async def _fail(error: Exception) -> None:

@@ -354,7 +354,8 @@ class Topic(Actor):
 
         Others may wait for it too: a caller that goes ends it for nobody.
         """
-        now, outcome, before = self.ports.clock.now(), SharedFuture[Published](), 0
+        outcome: SharedFuture[Published] = SharedFuture()
+        now, before = self.ports.clock.now(), 0
         for producer, (_, first, count) in zip(producers, segments, strict=True):
             self._producers.push(producer, Pending(first, count, outcome, before), now)
             before += count

@@ -57,6 +57,7 @@ _OPTIONAL = [
     pa.field("pulsar", pa.binary()),
 ]
 OPTIONAL = tuple(field.name for field in _OPTIONAL)
+_BITS = {name: 1 << bit for bit, name in enumerate(OPTIONAL)}
 OF_CLIENTS = ("sequence_id", "batch_index", "pulsar")
 """Columns that only a gateway writes, for Pulsar's clients; no user sends them."""
 _GIVEN = [f.name for f in _REQUIRED] + [f.name for f in _OPTIONAL] + ["deliver_at"]
@@ -117,8 +118,7 @@ class StoredBatch:
 
 def shape_of(schema: pa.Schema) -> int:
     """Which optional columns a stored body has, as a bit mask; it travels in the frame's header."""
-    names = schema.names
-    return sum([1 << bit for bit, field in enumerate(_OPTIONAL) if field.name in names])
+    return sum([_BITS.get(name, 0) for name in schema.names])
 
 
 def schema_of(shape: int) -> pa.Schema:

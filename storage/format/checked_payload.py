@@ -21,6 +21,8 @@ import pyarrow as pa
 CHECKED_FROM = 64 * 1024
 """The least bytes of a payload whose verification is remembered."""
 MARK_BYTES = 32 * 1024
+COPIED_TO = 4 * 1024
+"""The most bytes that are copied for their checksum."""
 SUMMED_FROM = 16 * 1024
 """The least bytes of a value, on average, whose checksum is derived: to compute it from fewer takes no longer."""
 Sums = npt.NDArray[np.uint32]
@@ -91,7 +93,8 @@ class CheckedPayload:
 
 def payload_crc(payload: bytes | memoryview, before: int = 0) -> int:
     """Return the CRC32C of a payload (columns and body) behind bytes with the checksum `before`."""
-    seen = payload if isinstance(payload, bytes) else np.frombuffer(payload, np.uint8)
+    # The library takes no memoryview. A copy of few bytes costs less than an array that shows them.
+    seen = np.frombuffer(payload, np.uint8) if len(payload) > COPIED_TO else bytes(payload)
     return int(google_crc32c.extend(before, seen))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -98,8 +99,9 @@ def field(tag: int, value: Ints | Words | int | Cells, there: Flags | None = Non
     return [Cells(laid.data, mine if laid.there is None else laid.there & mine)]
 
 
+@lru_cache(4096)
 def number_of(encoded: bytes) -> int:
-    """Decode a whole varint."""
+    """Decode a whole varint. Messages of the same time say the same numbers."""
     value = 0
     for place, byte in enumerate(encoded):
         value |= (byte & 0x7F) << 7 * place

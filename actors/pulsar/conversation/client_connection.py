@@ -80,7 +80,7 @@ class ClientConnection(ClientSession):
         """When the first byte came of the frame that is not whole yet."""
         self._read: deque[Reading] = deque()
         """The frames that were read and are not taken up yet."""
-        self._goes_on = False
+        self._handling = self._goes_on = False
         self._going_on: Task | None = None
         self._held_back: dict[Passed, int] = {}
         """Until when (monotonic ms) nothing is read, because of what rates."""
@@ -149,8 +149,10 @@ class ClientConnection(ClientSession):
             self.adjust_reading()
 
     def adjust_reading(self) -> None:
-        """Stop reading if there is no room or if frames wait, and go on when that has changed."""
-        if self.closed or not self._goes_further:
+        """Stop reading if there is no room or if frames wait, and go on when that has changed. Within a turn nothing
+        changes, because the turn's own frames wait; its end asks for this.
+        """
+        if self._handling or self.closed or not self._goes_further:
             return
         if not self.intake.connecting:  # of a stranger who has left we want to hear, and it may send little
             self.link.pause()
@@ -193,6 +195,7 @@ class ClientConnection(ClientSession):
         least, begun = gateway.vectorized_from, clock.monotonic()
         shared = self._has_many or gateway.speakers.others(self, begun)
         most = TURN_OF_MANY if self._has_many else VECTORIZED_TURN if shared else sys.maxsize
+        self._handling = True
         try:
             self._decode_on(shared)
             while self._read and left > 0 and not (self._large or self.intake.full or self.closed):
@@ -215,6 +218,8 @@ class ClientConnection(ClientSession):
             self._break(error)
         else:
             self._flush()
+        finally:
+            self._handling = False
 
     def _together(self, reading: Reading, end: int) -> None:
         """SENDs up to there. Each producer's go out in their order, decoded together or, later, one by one."""

@@ -24,7 +24,7 @@ from sluice.actors.pulsar.conversation.limits.unacked_bytes import UnackedShare
 from sluice.actors.pulsar.conversation.producing.wire_producer import WireProducer
 from sluice.actors.pulsar.refusals import CommandRefused
 from sluice.actors.runtime.gc_pressure import CONNECTION, LET_GO
-from sluice.actors.runtime.waiting import Signal
+from sluice.actors.runtime.waiting import Signal, soon
 from sluice.actors.runtime.wall_clock import pause_until
 from sluice.storage.errors import SluiceError
 
@@ -141,9 +141,9 @@ class ClientSession:
 
     def _write_later(self) -> None:
         if not (self._confirmed or self._unwritten or self._settled):
-            self.gateway.ports.spawn(self._write_soon(), "write")
+            soon(self.gateway.ports, self._write_soon)
 
-    async def _write_soon(self) -> None:
+    def _write_soon(self) -> None:
         """When all that goes on by now has gone on."""
         if not self.closed:
             settled, self._settled = self._settled, 0
